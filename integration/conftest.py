@@ -26,9 +26,8 @@ from kafka_marshal.testing.broker import EmbeddedBroker
 Broker = EmbeddedBroker | ContainerBroker
 TRANSPORTS_OF_TESTS = ("fast", "kafka-python")
 VIAS = ("direct", "sidecar")
-# Nobody kills the shared broker: where it gets no processor for seconds, on a busy
-# machine, its controller must not take it for dead.
-# It need not report to it twice a second then, half of what an idle one computes.
+# No test kills the shared broker: if it gets no processor for seconds, its controller
+# must not fence it. Rare heartbeats to the controller halve the work of an idle broker.
 SHARED_BROKER = {
     "broker.session.timeout.ms": "60000",
     "broker.heartbeat.interval.ms": "5000",
@@ -36,7 +35,7 @@ SHARED_BROKER = {
 # Java processes of tests live for seconds to minutes: they never get back what the
 # optimising compiler and the parallel collector take, 40 % of a broker's time.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-# Of threads that the product and kafka-python start.
+# Prefixes of threads that the product and kafka-python start.
 OWN_THREADS = ("marshal-", "kafka-io-")
 # Over a sidecar one transport is enough: it decides who reads the log, not how.
 TRANSPORT_OF_SIDECARS = "fast"
@@ -81,7 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Sort the longest first; deselect what this run has no place for."""
+    """Sort the longest tests first; deselect those that this run omits."""
     longest_first(items)
     deselect_proof(config, items)
     deselect(config, items, is_direct_over_sidecar)
@@ -96,7 +95,7 @@ def is_direct_over_sidecar(item: pytest.Item) -> bool:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run each test over every transport, and both ways, that it asks for."""
+    """Run each test over the transports and ways (``via``) that it requests."""
     wanted = metafunc.config.getoption("--transport")
     transports = TRANSPORTS_OF_TESTS if wanted == "both" else (wanted,)
     wanted = metafunc.config.getoption("--via")
@@ -115,7 +114,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def threads_end() -> Iterator[None]:
-    """After the last test of a module no client that it has closed runs on."""
+    """Check that no thread of a client runs after the last test of a module."""
     before = set(threading.enumerate())
     yield
 

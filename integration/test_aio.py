@@ -1,4 +1,4 @@
-"""The asyncio face on a real broker."""
+"""The asyncio API on a real broker."""
 
 import asyncio
 import contextlib
@@ -35,8 +35,8 @@ def run(work):
     return asyncio.run(asyncio.wait_for(work(), WAIT_S))
 
 
-def test_workers_that_are_cancelled_lose_nothing(domain, unique):
-    """Every record once, despite timeouts and cancelled tasks."""
+def test_cancelled_workers_process_every_record_once(domain, unique):
+    """Calls of three tasks time out again and again."""
     topic = domain.data_topic(3, records_each=60)
     total = sum(domain.of(topic).values())
     group = unique("storm")
@@ -71,8 +71,8 @@ def test_workers_that_are_cancelled_lose_nothing(domain, unique):
     assert {s.owner for s in states.values()} == {None}
 
 
-def test_transactions_that_are_cancelled_write_everything_once(domain, unique):
-    """And leave none open, which would hold up readers of the output."""
+def test_cancelled_transactions_write_every_record_once(domain, unique):
+    """None stays open, which would block readers of the output."""
     topic, out = domain.data_topic(3, records_each=60), domain.data_topic(1)
     chance = random.Random(7)
     group = unique("copy")
@@ -114,7 +114,7 @@ def test_a_handler_that_blocks_the_loop_does_not_cost_the_claim(domain, unique):
 
 
 @pytest.mark.parametrize("delivery", list(Delivery), ids=lambda d: d.value)
-def test_batches_until_there_are_no_more(domain, unique, delivery):
+def test_batches_return_all_records_and_end_at_the_timeout(domain, unique, delivery):
     topic = domain.data_topic(2, records_each=60)
     group = unique("batches")
     seen = []
@@ -140,7 +140,7 @@ def test_batches_until_there_are_no_more(domain, unique, delivery):
     assert positions == {0: 60, 1: 60}
 
 
-def test_an_interrupt_from_the_keyboard_closes_in_order(domain, unique):
+def test_a_keyboard_interrupt_releases_claims_and_keeps_commits(domain, unique):
     topic = domain.data_topic(1, records_each=20)
     group = unique("interrupt")
 
@@ -159,7 +159,7 @@ def test_an_interrupt_from_the_keyboard_closes_in_order(domain, unique):
     assert (state.owner, state.position) == (None, 5)
 
 
-def test_a_claim_without_consumption(domain, unique):
+def test_a_claim_without_a_consumer_excludes_others_until_released(domain, unique):
     topic = domain.data_topic(1)
     group = unique("claim")
 

@@ -15,7 +15,9 @@ TS = range(2)
 
 
 @pytest.mark.parametrize("delivery", ["alo", "amo"])
-def test_the_interval_changes_under_load(broker, unique, delivery, tmp_path):
+def test_the_heartbeat_interval_changes_under_load_without_lost_claims(
+    broker, unique, delivery, tmp_path
+):
     with opened(broker, unique, partitions=len(TS), h_ms=10_000) as domain:
         topic, group, handled = domain.data_topic(4), unique("altered"), []
         members = [

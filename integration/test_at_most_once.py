@@ -1,7 +1,7 @@
 """At most once, pipelined: nothing twice, and every loss in the list.
 
-What was processed is judged from the workers' journals alone, what was lost from the
-coordination log alone; the two must fit.
+Processed records are taken from the journals of workers, lost ones from the
+coordination log; the two must agree.
 """
 
 import json
@@ -77,15 +77,15 @@ def killed(domain, tmp_path_factory):
         yield group, topic, fleet.journal, losses_of(domain, group, topic)
 
 
-def test_nothing_is_processed_twice(killed):
+def test_no_record_is_processed_twice_after_a_kill(killed):
     _, _, journal, _ = killed
     assert journal.duplicated() == {}
 
 
-def test_every_offset_that_nobody_processed_is_listed(
+def test_every_unprocessed_offset_is_listed_as_lost(
     killed, domain, record_testsuite_property
 ):
-    """Exactly the dead worker's, and no more than it may have had at risk."""
+    """All losses are those of the dead worker, and bounded for each partition."""
     group, topic, journal, found = killed
     missing = journal.lost(domain.of(topic))
     record_testsuite_property("amo.missing", sum(map(len, missing.values())))
@@ -100,7 +100,7 @@ def test_every_offset_that_nobody_processed_is_listed(
         assert loss.count <= DEPTH * BATCH
 
 
-def test_what_lies_below_the_mark_was_processed_by_the_dead_worker(killed):
+def test_offsets_below_the_mark_were_processed_by_the_dead_worker(killed):
     """The list omits what the worker itself reported as processed."""
     _, _, journal, found = killed
     for loss in found.lost:
@@ -112,7 +112,7 @@ def test_what_lies_below_the_mark_was_processed_by_the_dead_worker(killed):
         assert set(range(loss.mark)) <= done
 
 
-def test_the_command_lists_the_same(killed, domain):
+def test_the_command_lists_the_same_losses(killed, domain):
     group, topic, _, found = killed
     command = [sys.executable, "-m", "kafka_marshal_cli", "grants", "losses"]
     where = ["-b", domain.servers, "--coordination-topic", domain.topic]
@@ -132,8 +132,8 @@ def test_the_command_lists_the_same(killed, domain):
     ]
 
 
-def test_an_orderly_end_makes_the_list_exact(domain, unique):
-    """Granted and never handed out: reported by the consumer, and listed alike."""
+def test_after_an_orderly_end_the_list_of_losses_is_exact(domain, unique):
+    """It has what the consumer reports: offsets granted and never handed out."""
     topic = domain.data_topic(1, records_each=2_000)
     place = TopicPartition(topic, 0)
     group = unique("closed")
@@ -163,7 +163,7 @@ def test_an_orderly_end_makes_the_list_exact(domain, unique):
     assert reported == unused
 
 
-def test_what_is_at_risk_while_a_consumer_lives(domain, unique):
+def test_the_list_shows_offsets_at_risk_while_a_consumer_runs(domain, unique):
     topic = domain.data_topic(1, records_each=10 * BATCH)
     group = unique("living")
     with domain.marshal(group, "w1") as marshal:
@@ -176,7 +176,7 @@ def test_what_is_at_risk_while_a_consumer_lives(domain, unique):
         assert risk.ending == "live"
         assert risk.ranges[0].first == first.first_offset
         second = next(batches)
-        # The mark is in the log with the next beat, wherever nothing is asked for.
+        # The next heartbeat carries the mark, if no grant is requested.
         eventually(
             lambda: (
                 losses_of(domain, group, topic).at_risk[0].ranges[0].first

@@ -1,4 +1,4 @@
-"""The embedded broker itself: its life, its death, and that of its parent."""
+"""The embedded broker: start, stop, kill, and the death of its parent."""
 
 import os
 import signal
@@ -44,7 +44,7 @@ def answers(address: str) -> bool:
     return True
 
 
-def test_start_restart_kill_stop():
+def test_a_broker_keeps_its_address_after_a_kill_and_stop_removes_its_data():
     broker = EmbeddedBroker()
     assert not broker.is_running
     with broker:
@@ -73,7 +73,7 @@ def test_start_restart_kill_stop():
     broker.stop()
 
 
-def test_only_its_process_stops_it_paused_or_not():
+def test_only_the_process_that_started_a_broker_stops_it():
     with EmbeddedBroker() as broker:
         child = os.fork()
         if child == 0:
@@ -114,8 +114,7 @@ def test_broker_dies_with_a_killed_parent():
     data.rmdir()
 
 
-def test_kept_data_survives_any_end(tmp_path):
-    """A signal from elsewhere, which it notices, and an orderly end."""
+def test_a_data_dir_survives_a_kill_and_an_orderly_end(tmp_path):
     with EmbeddedBroker(data_dir=tmp_path) as broker:
         cluster = broker.cluster_id
         os.kill(broker.pid, signal.SIGKILL)
@@ -134,7 +133,7 @@ def test_refused_properties_are_in_the_error():
     assert not broker.is_running
 
 
-def test_a_late_broker_is_an_error_and_stopped():
+def test_a_broker_that_starts_too_late_is_stopped_and_raises():
     broker = EmbeddedBroker(start_timeout_ms=1)
     with pytest.raises(DeadlineExceeded, match="start_timeout_ms"):
         broker.start()

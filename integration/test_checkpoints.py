@@ -1,4 +1,4 @@
-"""Checkpoints on a real broker: retention takes the log, and nobody loses anything."""
+"""Checkpoints on a real broker: retention deletes records, and claims survive."""
 
 import pytest
 from domain import Recorder, opened
@@ -57,7 +57,7 @@ class Client:
 
 
 def rest(client):
-    """Have a client's process write no more checkpoints, nor end one that is begun."""
+    """Stop the checkpoints of a client's process, also one in progress."""
     engine = client.marshal.engine
     with engine.changed:
         for schedule in engine.checkpointer._schedules:
@@ -72,7 +72,7 @@ def delete(domain, befores):
     )
 
 
-def test_retention_takes_the_winning_claims_and_nobody_loses_one(domain):
+def test_claims_survive_retention_that_deletes_their_records(domain):
     topic = domain.data_topic(4, 5)
     one = Client(domain, "one", topic, checkpoint_interval_ms=INTERVAL_MS)
     other = None
@@ -128,7 +128,7 @@ def _compare(one, other, both):
     assert other.marshal.engine.failure is None
 
 
-def test_retention_set_under_members_is_reported_and_survived(domain, monkeypatch):
+def test_retention_on_a_log_in_use_is_reported_and_costs_no_claim(domain, monkeypatch):
     monkeypatch.setattr(rebuilding, "TOPIC_CHECK_MS", 500)
     topic = domain.data_topic(2, 5)
     one = Client(domain, "one", topic, checkpoint_interval_ms=60_000)
@@ -165,7 +165,7 @@ def test_retention_set_under_members_is_reported_and_survived(domain, monkeypatc
 
 
 def _look_back(domain, one, ends):
-    """See that the past is known from the checkpoints on, and not before."""
+    """Check that past states are known from the checkpoints on, and not before."""
     where = {"coordination_topic": domain.topic}
     for transport in (TRANSPORT, OTHER):
         with LogScan(domain.servers, **where, transport=transport) as scan:

@@ -25,7 +25,7 @@ def domain(broker, unique, transport, via):
         yield domain
 
 
-def test_a_plain_consumer_loop_under_a_claim(domain, unique):
+def test_a_plain_kafka_consumer_keeps_its_position_in_a_claim(domain, unique):
     """The framework-less loop: fetch with kafka-python, work under the claim."""
     topic = domain.data_topic(1, records_each=10)
     group = unique("plain")
@@ -67,8 +67,8 @@ def test_a_claim_is_renewed_without_calls(domain, unique):
 
 
 @pytest.mark.direct(reason="clients of one sidecar do not race in the log")
-def test_many_racers_one_winner(domain, unique):
-    """The earliest claim wins, and everybody agrees on who that is."""
+def test_of_many_concurrent_claims_one_is_accepted(domain, unique):
+    """The earliest claim wins, and all others report its owner."""
     group = unique("race")
     topic = domain.data_topic(1)
     marshals = [domain.marshal(group, f"w{n}") for n in range(RACERS)]
@@ -100,7 +100,7 @@ def test_many_racers_one_winner(domain, unique):
             marshal.close()
 
 
-def test_many_clients_share_many_partitions(domain, unique):
+def test_many_clients_get_one_partition_each(domain, unique):
     """No livelock."""
     group = unique("many")
     topic = domain.data_topic(SHARERS)

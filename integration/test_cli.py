@@ -74,8 +74,7 @@ def consuming(topic, group, client="c1"):
 # --- the coordination topic
 
 
-def test_format_info_and_format_again(bare):
-    """The second format fails, with the flag it does not."""
+def test_a_second_format_is_refused_without_ignore_formatted(bare):
     wanted = ("topic", "format", "--partitions", "3", "--heartbeat-interval", "1s")
     made = bare.json(*wanted, "--limit", "span=100")
     assert (made["partition_count"], made["heartbeat_interval_ms"]) == (3, 1_000)
@@ -90,7 +89,7 @@ def test_format_info_and_format_again(bare):
     assert info["as_of"]["offsets"] == {"0": 1, "1": 1, "2": 1}
 
 
-def test_a_topic_that_is_missing_names_the_command(bare):
+def test_a_missing_topic_is_reported_with_the_format_command(bare):
     for arguments in (
         ("topic", "info"),
         ("groups", "list"),
@@ -105,7 +104,7 @@ def test_a_topic_that_is_missing_names_the_command(bare):
         assert done.stdout == ""
 
 
-def test_a_topic_that_is_not_formatted_names_the_command(bare):
+def test_an_unformatted_topic_is_reported_with_the_format_command(bare):
     make_topic(bare.domain)
     for arguments in (
         ("topic", "info"),
@@ -128,7 +127,7 @@ def test_a_torn_format_is_reported_and_completed(bare):
     assert bare.json("topic", "info")["problems"] == []
 
 
-def test_another_cluster_has_an_exit_code_of_its_own(bare):
+def test_a_log_of_another_cluster_ends_commands_with_6(bare):
     make_topic(bare.domain)
     for t in range(3):
         bare.domain.append(config("another"), t=t)
@@ -163,7 +162,7 @@ def test_every_bad_setting_is_named(bare):
 # --- reaching the cluster
 
 
-def test_no_broker_is_5_and_soon(cli):
+def test_an_unreachable_broker_ends_commands_with_5(cli):
     for arguments in (
         ("topic", "info", "--timeout", "1500"),
         ("groups", "list", "--timeout", "1500"),
@@ -176,7 +175,7 @@ def test_no_broker_is_5_and_soon(cli):
     assert {c["check"]: c["result"] for c in checks["checks"]}["broker"] == "failed"
 
 
-def test_one_live_address_is_enough(cli):
+def test_one_reachable_bootstrap_address_is_enough(cli):
     servers = f"127.0.0.1:1,{cli.domain.servers}"
     found = cli.json("cluster", "id", "-b", servers)
     assert found["cluster_id"]
@@ -191,7 +190,7 @@ def test_doctor_finds_a_healthy_cluster_healthy(cli):
     assert {"copies", "round trip", "identities", "data topics"} <= set(names)
 
 
-def test_unknown_data_topic(cli):
+def test_consuming_an_unknown_topic_is_refused(cli):
     done = cli.run(*consuming("no-such-topic", "g"), code=1)
     assert "'no-such-topic' does not exist" in done.stderr
 
@@ -208,7 +207,7 @@ def test_another_heartbeat_interval_is_refused_with_both_values(cli, unique):
 # --- consuming
 
 
-def test_consume_prints_and_commits(cli, unique):
+def test_consume_prints_records_and_commits_them(cli, unique):
     topic = cli.domain.data_topic(2, records_each=20)
     group = unique("group")
     wanted = (*consuming(topic, group), "--timeout", "2s", "-v")
@@ -233,7 +232,7 @@ def test_consume_prints_and_commits(cli, unique):
     assert cli.run(*wanted).stdout == ""
 
 
-def test_consume_ends_after_as_many_as_wanted(cli, unique):
+def test_consume_ends_after_max_records(cli, unique):
     topic = cli.domain.data_topic(1, records_each=20)
     group = unique("group")
     for first in (0, 7):
@@ -245,7 +244,7 @@ def test_consume_ends_after_as_many_as_wanted(cli, unique):
 @pytest.mark.parametrize(
     ("signum", "delivery"), [(signal.SIGTERM, "alo"), (signal.SIGINT, "amo")]
 )
-def test_a_signal_ends_in_order(cli, unique, signum, delivery):
+def test_a_signal_ends_consume_in_order(cli, unique, signum, delivery):
     """Every record that was committed or granted is printed, and all is released."""
     topic = cli.domain.data_topic(2, records_each=3_000)
     group = unique("group")
@@ -279,7 +278,7 @@ def test_a_second_process_with_one_client_id_is_refused(cli, unique, tmp_path):
         assert first.end(signal.SIGTERM) == 0
 
 
-def test_a_closed_pipe_commits_nothing_that_was_not_taken(cli, unique):
+def test_a_closed_pipe_commits_no_record_that_was_not_read(cli, unique):
     topic = cli.domain.data_topic(1, records_each=5)
     group = unique("group")
     read, write = os.pipe()
@@ -301,7 +300,7 @@ def test_a_closed_pipe_commits_nothing_that_was_not_taken(cli, unique):
     assert json.loads(done.stdout.splitlines()[0])["offset"] == 0
 
 
-def test_values_that_are_no_text(cli, unique):
+def test_values_that_are_not_text_are_printed_as_base64(cli, unique):
     topic = cli.domain.data_topic(1)
     for value in (b"\xff\x00", b"\x1b[31m", "日本".encode()):
         cli.domain._producer.send(topic, value, key=b"k", partition=0).get(timeout=60)
@@ -315,7 +314,7 @@ def test_values_that_are_no_text(cli, unique):
 
 
 def test_a_pause_is_visible_and_ends(cli, unique):
-    """Of 8.1: who, why, until when; nothing is handed out meanwhile."""
+    """PROTOCOL 8.1: who paused it, why, until when; no record is handed out then."""
     topic = cli.domain.data_topic(2, records_each=5)
     group = unique("group")
     with cli.started(*consuming(topic, group)) as consumer:
@@ -348,7 +347,9 @@ def test_a_pause_is_visible_and_ends(cli, unique):
     assert "is not paused" in cli.run("groups", "resume", group, code=3).stderr
 
 
-def test_a_group_that_does_not_let_go_in_time_is_5(broker, unique, tmp_path):
+def test_a_pause_ends_with_5_if_claims_are_not_released_in_time(
+    broker, unique, tmp_path
+):
     with opened(broker, unique, h_ms=60_000) as domain:
         cli, group = Cli(domain, tmp_path), unique("group")
         topic = domain.data_topic(1, records_each=1)
@@ -360,7 +361,7 @@ def test_a_group_that_does_not_let_go_in_time_is_5(broker, unique, tmp_path):
             assert f"{topic}-0 was not released" in done.stderr
 
 
-def test_a_stopped_member_lags_and_catches_up(broker, unique, tmp_path):
+def test_clients_list_shows_the_log_lag_of_a_stopped_member(broker, unique, tmp_path):
     """How far each has applied the log, as of its last announcement."""
     with opened(broker, unique, h_ms=10_000) as domain:
         cli, group, missed = Cli(domain, tmp_path), unique("group"), 50
@@ -437,7 +438,7 @@ atexit.register(lambda: print(*sys.modules, file=sys.stderr))
 from kafka_marshal_cli.main import main
 main()
 """
-# What a list of a log does without, over librdkafka; each takes 10 ms or more to load.
+# Modules that `list` does not need over librdkafka; each loads for 10 ms or more.
 UNUSED = {
     *("kafka", "aiokafka", "rich", "pydantic", "httpx", "tomllib", "re2"),
     *("kafka_marshal.admin.client", "kafka_marshal.consumer", "kafka_marshal.config"),
@@ -461,7 +462,7 @@ def test_a_list_loads_only_what_it_uses(cli, unique, command):
     assert UNUSED.isdisjoint(done.stderr.split())
 
 
-def test_a_reader_that_has_enough_ends_the_dump(cli):
+def test_log_dump_ends_when_its_reader_closes_the_pipe(cli):
     read, write = os.pipe()
     process = subprocess.Popen(
         [MARSHAL, "log", "dump"],
@@ -480,7 +481,7 @@ def test_a_reader_that_has_enough_ends_the_dump(cli):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_broker_run(cli, signum):
+def test_broker_run_starts_a_formatted_broker_and_ends_on_a_signal(cli, signum):
     env = {"MARSHAL_COORDINATION_TOPIC": "__marshal"}
     with cli.started("broker", "run", env=env) as broker:
         # A broker starts in seconds, on a machine that does nothing else.

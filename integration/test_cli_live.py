@@ -1,4 +1,4 @@
-"""What goes on until it is ended: watching, tailing, processes for records."""
+"""Commands that run until they are ended: watch, tail, `consume --exec`."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def consuming(topic, group, client="c1"):
 
 
 def position(cli, group):
-    """Return the positions of a group's claims, and who owns any."""
+    """Return the positions of a group's claims, and their owners."""
     claims = cli.json("claims", "list", "--group", group)["claims"]
     return [claim["position"] for claim in claims], {
         claim["owner"] and claim["owner"]["client_id"] for claim in claims
@@ -46,7 +46,7 @@ def position(cli, group):
 
 @contextmanager
 def read_to_the_end(cli, group, *arguments):
-    """A command that goes on, and has shown by a first line that it has begun."""
+    """Run a command, and wait until it has read the present log."""
     with cli.domain.marshal(group, "anchor") as marshal:
         marshal.claim(cli.domain.data_topic(1), 0)
         with cli.started(*arguments) as started:
@@ -56,7 +56,7 @@ def read_to_the_end(cli, group, *arguments):
             yield started
 
 
-def test_each_change_is_a_line(cli, unique):
+def test_claims_watch_prints_a_line_for_each_change(cli, unique):
     topic, group = cli.domain.data_topic(1, records_each=3), unique("group")
     watching = ("claims", "watch", "--group", group, "-o", "jsonl")
     with read_to_the_end(cli, group, *watching) as watch:
@@ -84,7 +84,7 @@ def test_each_change_is_a_line(cli, unique):
     )
 
 
-def test_a_reader_that_leaves_ends_it_though_nothing_changes(cli):
+def test_claims_watch_ends_when_its_reader_closes_the_pipe(cli):
     watch = subprocess.Popen(
         [MARSHAL, "claims", "watch", "--only-changes"],
         env=os.environ | cli.env,
@@ -160,7 +160,7 @@ def test_on_a_terminal_the_table_is_redrawn(cli, unique):
         assert terminal.drawn().rstrip().endswith(SHOW_CURSOR)
 
 
-def test_an_outage_is_waited_out(unique, tmp_path):
+def test_claims_watch_continues_after_an_outage(unique, tmp_path):
     with EmbeddedBroker() as broker, opened(broker, unique) as domain:
         cli = Cli(domain, tmp_path)
         topic = domain.data_topic(1)
@@ -180,7 +180,7 @@ def test_an_outage_is_waited_out(unique, tmp_path):
 # --- log tail
 
 
-def test_the_tail_of_the_log_goes_on(cli, unique):
+def test_log_tail_prints_new_records(cli, unique):
     topic, group = cli.domain.data_topic(1, records_each=3), unique("group")
     tailing = ("log", "tail", "-f", "--group", group, "-n", "1")
     kinds = ("--type", "ClaimingPartition,ReleasingPartition")
@@ -206,7 +206,7 @@ with open({notes!r}, "a") as notes:
 
 
 def run_out(cli, group, *arguments, positions):
-    """Consume until there is no more: a silence before that is a busy machine's."""
+    """Consume until these are the positions; a busy machine may need several runs."""
 
     def look():
         cli.run(*arguments, "--timeout", "1500ms")
@@ -233,7 +233,7 @@ def handler(tmp_path):
 
 
 @pytest.mark.parametrize("delivery", ["alo", "amo"])
-def test_every_record_is_a_process_once(cli, unique, handler, delivery):
+def test_exec_runs_one_process_for_each_record(cli, unique, handler, delivery):
     topic, group = cli.domain.data_topic(1, records_each=8), unique("group")
     wanted = (*consuming(topic, group), "--delivery", delivery, "--exec", handler())
     done = cli.run(*wanted, "--max-records", "5")
@@ -246,7 +246,9 @@ def test_every_record_is_a_process_once(cli, unique, handler, delivery):
     assert delivery == "amo" or offsets == list(range(8))
 
 
-def test_a_signal_ends_the_process_and_its_record_stays(cli, unique, handler):
+def test_a_signal_ends_the_exec_process_and_its_record_is_not_committed(
+    cli, unique, handler
+):
     topic, group = cli.domain.data_topic(1, records_each=3), unique("group")
     command = handler("time.sleep(600)")
     with cli.started(*consuming(topic, group), "--exec", command) as consumer:
@@ -259,8 +261,8 @@ def test_a_signal_ends_the_process_and_its_record_stays(cli, unique, handler):
     assert handler.noted() == ["0 0", "0 0", "1 1", "2 2"]
 
 
-def test_a_lost_claim_ends_the_process(cli, unique, handler):
-    """Frozen until its claim is stale, then woken: another has the record by then."""
+def test_a_lost_claim_ends_the_exec_process(cli, unique, handler):
+    """It is stopped until its claim is stale; another client has the record by then."""
     topic, group = cli.domain.data_topic(1, records_each=2), unique("group")
     command = handler("time.sleep(600)")
     with cli.started(*consuming(topic, group, "slow"), "--exec", command) as slow:
@@ -277,7 +279,7 @@ def test_a_lost_claim_ends_the_process(cli, unique, handler):
 # --- profiles
 
 
-def test_a_profile_leads_to_its_cluster(cli, tmp_path):
+def test_a_profile_sets_the_cluster_and_the_topic(cli, tmp_path):
     path = tmp_path / "profiles.toml"
     path.write_text(
         f'[profiles.here]\nbootstrap-server = "{cli.domain.servers}"\n'

@@ -18,8 +18,8 @@ def domain(broker, unique, transport, via):
         yield domain
 
 
-def test_a_pool_of_workers_commits_what_it_has_done(domain, unique):
-    """Out of order, from other threads, long after the record is gone."""
+def test_other_threads_commit_tokens_in_any_order(domain, unique):
+    """Tokens are pickled, and the records need not exist any more."""
     topic = domain.data_topic(3, records_each=100)
     group = unique("pool")
     with domain.marshal(group, "w1") as marshal:
@@ -39,7 +39,7 @@ def test_a_pool_of_workers_commits_what_it_has_done(domain, unique):
         assert positions == dict.fromkeys(range(3), 100)
 
 
-def test_a_token_is_stale_after_a_takeover(domain, unique):
+def test_a_commit_token_is_stale_after_a_takeover(domain, unique):
     topic = domain.data_topic(1, records_each=10)
     group = unique("stale")
     with domain.marshal(group, "w1") as one, domain.marshal(group, "w2") as two:
@@ -54,7 +54,7 @@ def test_a_token_is_stale_after_a_takeover(domain, unique):
         assert other.committed(TopicPartition(topic, 0)) == 0
 
 
-def test_lag_equals_that_of_the_broker_s_tools(domain, unique):
+def test_lag_equals_log_end_less_committed_offset_of_kafka(domain, unique):
     """Log end less committed offset, as ``kafka-consumer-groups`` counts."""
     topic = domain.data_topic(2, records_each=30)
     group = unique("lag")

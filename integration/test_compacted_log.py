@@ -1,4 +1,4 @@
-"""Somebody has the coordination topic compacted: the broker refuses what has no key."""
+"""A compacted coordination topic: the broker refuses records without a key."""
 
 import pytest
 from domain import Domain
@@ -17,10 +17,10 @@ def compacted(broker, unique):
     domain.close()
 
 
-def test_a_compacted_log_refuses_for_good_and_the_error_names_the_command(
+def test_an_append_to_a_compacted_log_fails_with_the_command_to_run(
     compacted, transport
 ):
-    """PROTOCOL 2.1: its cleaner drops records without a key, so nobody goes on."""
+    """PROTOCOL 2.1: its cleaner drops records without a key, so the error is final."""
     settings = ConnectionConfig(
         compacted.servers, coordination_topic=compacted.topic, transport=transport
     )
@@ -42,7 +42,7 @@ def test_a_compacted_log_refuses_for_good_and_the_error_names_the_command(
     assert "cleanup.policy" in str(error)
 
 
-def test_nobody_starts_on_a_compacted_log(compacted):
+def test_no_client_starts_on_a_compacted_log(compacted):
     def start():
         compacted.marshal("g", "late").close()
 

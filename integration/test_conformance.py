@@ -102,7 +102,7 @@ class Cluster:
         self.producer = KafkaProducer(bootstrap_servers=servers)
 
     def renew_producer(self):
-        """A producer looks for new partitions every five minutes only."""
+        """Make a new producer: one looks for new partitions every five minutes only."""
         self.producer.close(timeout=5)
         self.producer = KafkaProducer(bootstrap_servers=self.servers)
 
@@ -122,13 +122,17 @@ def test_a_real_broker_conforms(cluster, unique, transport, check):
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_it_conforms_without_the_compiled_parser(cluster, unique, monkeypatch, check):
+def test_kafka_python_conforms_without_the_compiled_parser(
+    cluster, unique, monkeypatch, check
+):
     monkeypatch.setattr(fetched_records, "compiled_parser", lambda: None)
     check(KafkaRig(cluster, unique, "kafka-python"))
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_it_conforms_without_the_compiled_part(cluster, unique, monkeypatch, check):
+def test_kafka_python_conforms_without_the_compiled_part(
+    cluster, unique, monkeypatch, check
+):
     monkeypatch.setattr(packed_records, "compiled", None)
     monkeypatch.setattr(entries, "compiled", None)
     monkeypatch.setattr(responses, "compiled", None)
@@ -137,7 +141,9 @@ def test_it_conforms_without_the_compiled_part(cluster, unique, monkeypatch, che
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_it_conforms_while_readers_switch(cluster, unique, monkeypatch, check):
+def test_the_fast_transport_conforms_while_readers_switch(
+    cluster, unique, monkeypatch, check
+):
     switch_always(monkeypatch)
     monkeypatch.setattr(fast_coordination, "BACKLOG", 1)
     check(KafkaRig(cluster, unique, "fast"))

@@ -1,4 +1,4 @@
-"""The public consumer on a real broker: its verbs, one after the other."""
+"""The public consumer on a real broker: its methods, one after the other."""
 
 import threading
 from contextlib import suppress
@@ -38,8 +38,7 @@ def take(consumer, count):
     return found
 
 
-def test_readme_example(domain, unique):
-    """The lines that the README shows."""
+def test_the_example_of_the_readme_consumes_all_records(domain, unique):
     payments = domain.data_topic(2, records_each=50)
     handled = []
 
@@ -100,7 +99,7 @@ def test_a_seek_is_in_the_log_and_the_next_owner_starts_there(domain, unique):
 
 
 @BOTH
-def test_verbs(domain, unique, delivery):
+def test_a_consumer_pauses_resumes_commits_and_closes(domain, unique, delivery):
     topic = domain.data_topic(2, records_each=30)
     p0, p1 = TopicPartition(topic, 0), TopicPartition(topic, 1)
     claimed = []
@@ -140,7 +139,9 @@ def test_verbs(domain, unique, delivery):
 @pytest.mark.parametrize(
     ("reset", "expected"), [("earliest", [0, 1, 2]), ("latest", [3, 4])]
 )
-def test_start_without_any_position(domain, unique, reset, expected):
+def test_auto_offset_reset_sets_the_start_without_a_position(
+    domain, unique, reset, expected
+):
     topic = domain.data_topic(1, records_each=3)
     place = TopicPartition(topic, 0)
     with domain.marshal(unique("reset"), "w1") as marshal:
@@ -151,8 +152,8 @@ def test_start_without_any_position(domain, unique, reset, expected):
         assert found[: len(expected)] == expected
 
 
-def test_start_at_the_committed_offset_of_kafka(domain, unique):
-    """What an ordinary consumer group left behind, once."""
+def test_a_new_group_starts_at_the_committed_offset_of_kafka(domain, unique):
+    """An ordinary consumer group has committed it."""
     topic = domain.data_topic(1, records_each=10)
     group = unique("migrated")
     domain.commit(group, TopicPartition(topic, 0), 6)
@@ -170,7 +171,7 @@ def test_stop_ends_iteration_from_another_thread(domain, unique):
 
 
 def test_a_consumer_closed_at_once_holds_nothing(domain, unique):
-    """Claims that were under way when it closed are given up as well."""
+    """It also releases claims that were pending when it closed."""
     topic = domain.data_topic(4)
     group = unique("hasty")
     with domain.marshal(group, "w1") as marshal, domain.marshal(group, "w2") as other:
@@ -183,7 +184,7 @@ def test_a_consumer_closed_at_once_holds_nothing(domain, unique):
 
 
 def test_a_handler_that_raises_loses_nothing(domain, unique):
-    """The context managers close; what was not committed comes again."""
+    """The context managers close; uncommitted records are handed out again."""
     topic = domain.data_topic(1, records_each=10)
     group = unique("raises")
 
@@ -215,8 +216,7 @@ def open_sockets():
     return found
 
 
-def test_context_managers_leak_nothing(domain, unique, tmp_path):
-    """Every thread and socket is gone once the last user has closed."""
+def test_closed_clients_leave_no_thread_and_no_socket(domain, unique, tmp_path):
     topic = domain.data_topic(2, records_each=5)
     domain.sidecar_address  # noqa: B018 - what its start opens is not looked at
     threads, sockets = set(threading.enumerate()), open_sockets()
@@ -249,8 +249,8 @@ def ends_of(sockets):
 
 
 @pytest.mark.direct
-def test_members_connect_to_brokers_alone(domain, unique):
-    """They listen to nobody, and know of each other by the log."""
+def test_members_connect_only_to_brokers(domain, unique):
+    """They listen on no port, and know each other by the log."""
     topic, group = domain.data_topic(2, records_each=5), unique("alone")
     before = open_sockets()
     with (
@@ -268,7 +268,7 @@ def test_members_connect_to_brokers_alone(domain, unique):
         assert ends_of(open_sockets() - before) == {port}
 
 
-def test_a_failed_open_leaves_nothing_behind(domain, unique):
+def test_a_failed_open_leaves_no_thread_and_no_socket(domain, unique):
     domain.sidecar_address  # noqa: B018 - what its start opens is not looked at
     threads, sockets = set(threading.enumerate()), open_sockets()
     group = unique("failed")
@@ -280,8 +280,7 @@ def test_a_failed_open_leaves_nothing_behind(domain, unique):
 
 
 @pytest.mark.direct(reason="members of the log are sidecars")
-def test_a_failed_open_takes_no_share(domain, unique):
-    """The one that was refused must not go on as a member of the group."""
+def test_a_client_that_fails_to_open_does_not_join_the_group(domain, unique):
     group = unique("failed")
     with domain.marshal(group, "w1") as marshal:
         with pytest.raises(ConfigurationError):
@@ -293,7 +292,7 @@ def test_a_failed_open_takes_no_share(domain, unique):
 
 
 def test_every_marshal_notifies_its_own_observer(domain, unique):
-    """Objects that share an engine do not share the first one's observer only."""
+    """Also if several of them share one engine."""
     one, two = Recorder(), Recorder()
     topic = domain.data_topic(1)
     with (
@@ -306,7 +305,7 @@ def test_every_marshal_notifies_its_own_observer(domain, unique):
 
 
 @BOTH
-def test_a_later_consumer_goes_on_with_kept_claims(domain, unique, delivery):
+def test_a_later_consumer_continues_with_kept_claims(domain, unique, delivery):
     """close(release=False) keeps them; nothing is skipped, nothing is taken over."""
     topic = domain.data_topic(1, records_each=9)
     group = unique("kept")

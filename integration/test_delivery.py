@@ -1,6 +1,6 @@
-"""Delivery guarantees, judged from what workers wrote and from the log.
+"""Delivery guarantees, checked by the journals of workers and by the log.
 
-Each scenario runs once for both guarantees side by side; the tests judge it.
+Each scenario runs once for both deliveries side by side; the tests check it.
 """
 
 import signal
@@ -53,7 +53,7 @@ class Outcome:
         return max(map(len, lost), default=0)
 
     def silence_ms(self, tenure: Tenure) -> int:
-        """Return how long an owner appended nothing at all before its claim ended.
+        """Return the longest time without records of an owner before its claim ended.
 
         A healthy one appends each third of an interval.
         """
@@ -70,11 +70,10 @@ class Outcome:
         return max(after - before for before, after in pairwise(moments))
 
     def has_dropped_rest(self, tenure: Tenure) -> bool:
-        """Return whether an owner that released a claim may have lost grants then.
+        """Return whether an owner that released a claim may have lost granted records.
 
-        Its application was stuck (PROTOCOL 13), or it was to end or to hand over, and
-        nothing of what was granted arrived for an interval (6.2, 13): both on a busy
-        machine only.
+        Its application was stuck (PROTOCOL 13), or it had to end or to hand over and no
+        granted record arrived for an interval (6.2, 13): only on a busy machine.
         """
         worked = (
             line["at_ms"]
@@ -124,8 +123,8 @@ class Team:
     def await_busy(self, worker) -> None:
         """Wait until a worker has handled a batch from now on, and has more to do.
 
-        On a busy machine all that was there may be handled before anybody looks, and
-        nothing more would come.
+        On a busy machine all records may be handled before this is called, so more are
+        produced.
         """
         before = len(worker.journal.handled)
 
@@ -162,10 +161,10 @@ class Team:
 
 
 def is_given_up(tenure: Tenure) -> bool:
-    """Return whether, by the log, the lease of a claim was over before it was released.
+    """Return whether by the log the lease of a claim ended before its release.
 
-    Its owner was stale, and another one has claimed the key; or it has noticed that by
-    itself. Then it has dropped what it was granted (PROTOCOL 5.2).
+    Its owner was stale and another one claimed the key, or it noticed the end itself.
+    Then it has dropped granted records (PROTOCOL 5.2).
     """
     reason = (tenure.reason or "").partition(":")[0]
     return tenure.ended_by not in {"released", None} or reason == "lease_expired"
@@ -202,7 +201,7 @@ def crash(domain, tmp_path_factory):
             team.at_ms["killed"] = wall_ms()
             victim.kill()
         for team in teams.values():
-            # What the victim had read to the end is to be taken over all the same.
+            # Partitions that the victim had read to their end are taken over, too.
             domain.wait_owned(team.group_id, team.topic, by={"w1", "w3"})
             team.await_end()
         for worker in (*alo.workers, *amo.workers):
@@ -214,7 +213,7 @@ def crash(domain, tmp_path_factory):
 
 @pytest.mark.direct(reason="a sidecar sees the process die")
 @KINDS
-def test_takeover_comes_after_2h_and_not_much_later(
+def test_a_takeover_follows_soon_after_the_owner_is_stale(
     crash, delivery, record_testsuite_property
 ):
     """Measured in log time: from the last renewal to the winning record."""
@@ -233,8 +232,8 @@ def test_takeover_comes_after_2h_and_not_much_later(
 
 @pytest.mark.direct(reason="judged by clients that the log names")
 @KINDS
-def test_a_healthy_worker_loses_nothing(crash, delivery):
-    """L2: what w1 and w3 held they held until they were stopped."""
+def test_a_healthy_worker_keeps_its_claims(crash, delivery):
+    """L2: w1 and w3 keep their claims, unless a busy machine delays heartbeats."""
     outcome = crash[delivery]
     for tenures in outcome.history.tenures(outcome.group_id).values():
         for tenure in tenures:
@@ -242,13 +241,15 @@ def test_a_healthy_worker_loses_nothing(crash, delivery):
                 assert outcome.silence_ms(tenure) > outcome.h_ms, tenure
 
 
-def test_at_least_once_loses_nothing(crash):
+def test_at_least_once_every_record_is_processed_after_a_kill(crash):
     outcome = crash["alo"]
     assert outcome.journal.lost(outcome.produced) == {}
 
 
-def test_at_least_once_repeats_within_the_bound(crash, record_testsuite_property):
-    """Only what was handled since the last accepted position."""
+def test_at_least_once_a_kill_repeats_only_uncommitted_records(
+    crash, record_testsuite_property
+):
+    """Only records handled after the last accepted position."""
     outcome = crash["alo"]
     repeats = judge_duplicates(outcome.journal, outcome.history, outcome.group_id)
     record_testsuite_property("repeated.kill", repeats)
@@ -260,17 +261,19 @@ def test_at_least_once_repeats_within_the_bound(crash, record_testsuite_property
     assert repeats <= len(victim)
 
 
-def test_at_most_once_handles_nothing_twice(crash):
+def test_at_most_once_no_record_is_processed_twice(crash):
     outcome = crash["amo"]
     assert outcome.journal.duplicated() == {}
 
 
 @pytest.mark.direct(reason="judged by clients that the log names")
-def test_at_most_once_loses_what_was_at_risk_at_most(crash, record_testsuite_property):
-    """Exactly what was granted and not processed, under claims that were given up.
+def test_at_most_once_losses_are_bounded_by_the_records_at_risk(
+    crash, record_testsuite_property
+):
+    """Only granted, unprocessed records of claims that ended early are lost.
 
-    The victim's; on a busy machine maybe another one's. Each may lose as much as a
-    crash does, and a process that lives reports it.
+    These are the victim's; on a busy machine perhaps another one's. Each may lose as
+    much as a crash does, and a process that lives reports it.
     """
     outcome = crash["amo"]
     granted = judge_grants(outcome.journal, outcome.history, outcome.group_id)
@@ -296,8 +299,8 @@ def test_at_most_once_loses_what_was_at_risk_at_most(crash, record_testsuite_pro
 
 
 @KINDS
-def test_sigterm_finishes_what_is_in_hand(crash, delivery):
-    """The survivors were asked to end: released, at the very end."""
+def test_sigterm_releases_all_claims_at_their_end_positions(crash, delivery):
+    """The survivors got SIGTERM, and released their claims at the ends of the logs."""
     outcome = crash[delivery]
     for client_id in ("w1", "w3"):
         assert outcome.journal.of("ended", client_id=client_id)
@@ -347,8 +350,8 @@ def frozen(domain, tmp_path_factory):
 
 @pytest.mark.direct(reason="who is back at the same sidecar gets its share again")
 @KINDS
-def test_a_woken_zombie_does_no_further_work(frozen, delivery):
-    """After the one record that it was stopped in, nothing more."""
+def test_a_resumed_worker_handles_at_most_one_record_of_a_lost_claim(frozen, delivery):
+    """The one record is that in which it was stopped."""
     outcome = frozen[delivery]
     woken = [
         each
@@ -359,20 +362,20 @@ def test_a_woken_zombie_does_no_further_work(frozen, delivery):
 
 
 @KINDS
-def test_the_commit_of_a_zombie_raises(frozen, delivery):
+def test_the_commit_of_a_resumed_worker_raises_claim_lost(frozen, delivery):
     (line,) = frozen[delivery].journal.of("claim_lost", client_id="w1")
     assert "stop processing" in line["says"] or "do not count" in line["says"]
     reasons = {each["reason"] for each in frozen[delivery].journal.of("lost")}
     assert "closed" not in reasons or len(reasons) > 1
 
 
-def test_a_zombie_repeats_only_within_the_bound(frozen):
+def test_at_least_once_a_resumed_worker_repeats_only_uncommitted_records(frozen):
     outcome = frozen["alo"]
     assert outcome.journal.lost(outcome.produced) == {}
     judge_duplicates(outcome.journal, outcome.history, outcome.group_id)
 
 
-def test_a_zombie_at_most_once_doubles_nothing(frozen):
+def test_at_most_once_a_resumed_worker_processes_no_record_twice(frozen):
     outcome = frozen["amo"]
     granted = judge_grants(outcome.journal, outcome.history, outcome.group_id)
     lost = outcome.journal.lost(outcome.produced)
@@ -380,7 +383,7 @@ def test_a_zombie_at_most_once_doubles_nothing(frozen):
     assert outcome.largest_loss() <= AT_RISK
 
 
-def test_a_zombie_reports_the_granted_ranges_that_it_did_not_process(frozen):
+def test_a_resumed_worker_reports_the_granted_ranges_that_were_lost(frozen):
     """The ranges that it reports are the ones that are lost."""
     outcome = frozen["amo"]
     reported = set()
@@ -399,7 +402,7 @@ def test_a_zombie_reports_the_granted_ranges_that_it_did_not_process(frozen):
 
 
 @KINDS
-def test_positions_are_mirrored(domain, unique, delivery):
+def test_positions_are_mirrored_to_committed_offsets_of_kafka(domain, unique, delivery):
     topic = domain.data_topic(2)
     group = unique("mirror")
     options = {"delivery": Delivery(delivery), "consumer_timeout_ms": 700}
@@ -419,9 +422,9 @@ def test_positions_are_mirrored(domain, unique, delivery):
         domain.produce(topic, 20)
         consumer.commit(read_out(consumer, 40))
         eventually(is_mirrored, "it follows")
-    # The last positions too, though the claims were released at once: nobody waits
-    # longer than a second for that, so a busy machine may need another try. A
-    # sidecar's mirror goes on when a client has left.
+    # The last positions too, although the claims are released at once. A client waits
+    # at most a second for that, so a busy machine may need another try. A sidecar's
+    # mirror continues when a client has left.
     if domain.via == "direct":
         eventually(is_mirrored_once_left, "the last positions")
     else:
@@ -429,7 +432,9 @@ def test_positions_are_mirrored(domain, unique, delivery):
 
 
 @pytest.mark.direct(reason="the sidecar mirrors, and tells its own observer")
-def test_what_others_commit_is_reported_and_not_obeyed(domain, unique):
+def test_a_foreign_commit_to_kafka_is_reported_and_does_not_move_the_position(
+    domain, unique
+):
     topic = domain.data_topic(1, records_each=20)
     place = TopicPartition(topic, 0)
     group = unique("drift")
@@ -454,8 +459,8 @@ def test_what_others_commit_is_reported_and_not_obeyed(domain, unique):
 
 
 @pytest.mark.direct(reason="the sidecar mirrors, and tells its own observer")
-def test_a_mirror_that_fails_stops_nothing(domain, unique):
-    """An ordinary consumer that subscribes in the group keeps it for itself."""
+def test_a_failed_mirror_is_reported_and_consuming_continues(domain, unique):
+    """Kafka refuses commits while an ordinary consumer subscribes in the group."""
     topic = domain.data_topic(1, records_each=10)
     group = unique("occupied")
     recorder = Recorder()
@@ -480,7 +485,7 @@ def test_a_mirror_that_fails_stops_nothing(domain, unique):
 
 
 @pytest.mark.direct(reason="the sidecar mirrors, and tells its own observer")
-def test_without_a_mirror(domain, unique):
+def test_without_mirror_offsets_kafka_gets_no_commit(domain, unique):
     topic = domain.data_topic(1, records_each=5)
     group = unique("unmirrored")
     with domain.marshal(group, "w1", mirror_offsets=False) as marshal:

@@ -1,8 +1,8 @@
 """The programs and commands in the documents do what they say, on a real broker.
 
 Each block of Python that is marked ``<!-- run: name -->``, and each of commands that
-is marked ``<!-- shell: name -->``, is executed as it stands, but for the broker's
-address; names that it leaves to the reader are given here.
+is marked ``<!-- shell: name -->``, is executed unchanged, except for the broker's
+address; names that it leaves to the reader are defined here.
 """
 
 import json
@@ -60,7 +60,7 @@ COMMANDS = {
         re.MULTILINE | re.DOTALL,
     )
 }
-# Each takes a second or two: as long as a member may need to get its share.
+# Attempts of a second or two: as long as a member may need to get its share.
 PRODUCED_MAX = 60
 # Nothing is replicated on one broker, and no member has the name.
 FAILS_HERE = {"marshal doctor", "marshal plan simulate billing --kill worker-2"}
@@ -109,7 +109,7 @@ def run(servers, tmp_path, monkeypatch) -> Run:
 
 
 class Helper:
-    """A function that the reader brings: notes its calls, and stops in the end."""
+    """A function that the reader defines: it records its calls, and finally stops."""
 
     def __init__(self, wanted=WANTED):
         self.scope = {}
@@ -203,13 +203,13 @@ def test_every_command_block_is_run():
     assert set(COMMANDS) == tested
 
 
-def test_the_quickstart_consumes_all(filled):
+def test_the_quickstart_consumes_all_records(filled):
     *_, consume = COMMANDS["quickstart"].splitlines()
     with filled.started(consume) as out:
         count_lines(out, 1_000)
 
 
-def test_commands_end(filled):
+def test_documented_commands_end_without_an_error(filled):
     *_, consume = COMMANDS["quickstart"].splitlines()
     with filled.started(consume) as out:
         count_lines(out, 1)
@@ -222,7 +222,7 @@ def test_commands_end(filled):
     assert (filled.folder / "transitions.jsonl").read_text()
 
 
-def test_commands_that_follow_show_something(filled):
+def test_documented_commands_that_run_on_print_something(filled):
     _, produce, _ = COMMANDS["quickstart"].splitlines()
     bill = filled.folder / "bill"
     bill.write_text("#!/bin/sh\ncat >> billed\n")
@@ -240,7 +240,7 @@ def test_commands_that_follow_show_something(filled):
             assert path.read_text(), line
 
 
-def test_slices_of_the_tests_run(shell):
+def test_documented_slices_of_the_tests_run(shell):
     for line in COMMANDS["slices"].splitlines():
         shell.run(f"cd {ROOT} && {line}")
 
@@ -250,13 +250,13 @@ def test_every_marked_block_is_run():
     assert set(BLOCKS) - WITHOUT_BROKER - ON_SPARK - BY_SIDECAR == tested
 
 
-def test_at_least_once(run):
+def test_the_example_at_least_once_handles_records(run):
     handle = Helper()
     run("alo", handle=handle)
     assert len(handle.calls) == WANTED
 
 
-def test_at_most_once(run):
+def test_the_example_at_most_once_handles_batches_of_one_partition(run):
     send_alerts = Helper(wanted=2)
     run("amo", send_alerts=send_alerts)
     assert len(send_alerts.calls) >= 2
@@ -264,7 +264,7 @@ def test_at_most_once(run):
         assert {record.partition for record in records} == {partition.partition}
 
 
-def test_output_in_transactions(run):
+def test_the_example_with_transactions_handles_each_record_once(run):
     total = RECORDS_EACH * TOPICS["payments"]
     found = []
 
@@ -279,7 +279,7 @@ def test_output_in_transactions(run):
     assert len(set(found)) == len(found) == total
 
 
-def test_callbacks_and_signals(run, capsys):
+def test_the_example_with_callbacks_ends_on_sigterm(run, capsys):
     total = RECORDS_EACH * (TOPICS["payments"] + TOPICS["refunds"])
     before = signal.getsignal(signal.SIGTERM)
     handled = []
@@ -295,7 +295,7 @@ def test_callbacks_and_signals(run, capsys):
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_on_an_event_loop(run):
+def test_the_example_with_asyncio_handles_each_record_once(run):
     total = RECORDS_EACH * TOPICS["payments"]
     handled = []
 
@@ -309,7 +309,7 @@ def test_on_an_event_loop(run):
     assert len(set(handled)) == len(handled) == total
 
 
-def test_claim_without_consumption(run, servers):
+def test_the_example_of_a_claim_stores_its_position(run, servers):
     export = Helper()
     run("claim", export=export)
     place = TopicPartition("payments", 3)
@@ -318,7 +318,7 @@ def test_claim_without_consumption(run, servers):
     assert (key.topic_partition, state.position, state.owner) == (place, 10, None)
 
 
-def test_world(run, capsys):
+def test_the_example_of_the_world_prints_each_partition(run, capsys):
     run("alo", handle=Helper())
     run("world")
     lines = capsys.readouterr().out.splitlines()
@@ -326,7 +326,7 @@ def test_world(run, capsys):
     assert lines[0].startswith("payments-0 nobody ")
 
 
-def test_key_history(run, capsys):
+def test_the_example_of_a_key_history_prints_its_claims(run, capsys):
     run("alo", handle=Helper())
     run("key_history")
     lines = capsys.readouterr().out.splitlines()
@@ -335,7 +335,7 @@ def test_key_history(run, capsys):
     assert [line.split()[1] for line in lines[2:]][-1] == "released"
 
 
-def test_pause(run, servers):
+def test_the_example_of_a_pause_pauses_and_resumes_the_group(run, servers):
     during = []
 
     def migrate():
@@ -350,7 +350,7 @@ def test_pause(run, servers):
     assert all(state.active_pause("billing") is None for state in after)
 
 
-def test_metrics(run, monkeypatch):
+def test_the_example_of_metrics_serves_them_over_http(run, monkeypatch):
     started = []
 
     def start(port, *, addr):
@@ -378,7 +378,7 @@ def test_metrics(run, monkeypatch):
     assert 'marshal_up{group="billing"} 1.0' in scraped[0]
 
 
-def test_structured_logs(run, capsys):
+def test_the_example_of_structured_logs_prints_json(run, capsys):
     try:
         marshal = run("structured_logs")["marshal"]
         with marshal, marshal.consumer("payments") as consumer:

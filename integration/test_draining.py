@@ -1,4 +1,4 @@
-"""Draining a client on a real broker: it hands off everything, and takes it back."""
+"""A drained client on a real broker hands off all partitions, and gets some back."""
 
 import json
 
@@ -12,12 +12,14 @@ H_MS = 1_000
 
 @pytest.fixture(scope="module")
 def domain(broker, unique):
-    # By one transport: nothing of this looks at how records travel.
+    # One transport is enough: the tests do not depend on it.
     with opened(broker, unique, h_ms=H_MS) as domain:
         yield domain
 
 
-def test_a_client_is_drained_by_the_command_and_taken_back(domain, unique, tmp_path):
+def test_a_drained_client_gets_partitions_again_after_uncordon(
+    domain, unique, tmp_path
+):
     cli = Cli(domain, tmp_path)
     topic = domain.data_topic(4, records_each=5)
     group = unique("drained")

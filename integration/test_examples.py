@@ -127,7 +127,7 @@ def test_each_example_is_tested():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == TESTED
 
 
-def test_at_least_once_stores_each_record_once_though_one_dies(
+def test_at_least_once_stores_each_record_once_despite_a_kill(
     run, topic, unique, tmp_path, server
 ):
     path = tmp_path / "results.db"
@@ -145,7 +145,7 @@ def test_at_least_once_stores_each_record_once_though_one_dies(
     assert sorted(results(path)) == wanted
 
 
-def test_at_most_once_notifies_once(run, topic, unique):
+def test_at_most_once_sends_each_notification_once(run, topic, unique):
     program = run("at_most_once", topic, unique("group"), "w1")
     eventually(lambda: len(program.lines("notify")) >= RECORDS, "all were notified")
     program.end()
@@ -169,7 +169,7 @@ def test_batches_come_from_one_partition_each(run, topic, unique):
     assert sorted(handled()) == everything()
 
 
-def test_claims_only_goes_on_where_the_last_holder_was(run, topic, unique):
+def test_claims_only_continues_at_the_position_of_the_last_owner(run, topic, unique):
     group = unique("group")
     each = RECORDS // PARTITIONS
     first = run("claims_only", topic, "1", group, "w1")
@@ -184,7 +184,7 @@ def test_claims_only_goes_on_where_the_last_holder_was(run, topic, unique):
     assert second.lines("handled") == []
 
 
-def test_watch_world_shows_who_holds_what_and_who_rests(run, topic, unique, server):
+def test_watch_world_shows_owners_positions_and_pauses(run, topic, unique, server):
     group = unique("group")
     worker = run("at_most_once", topic, group, "w1")
     eventually(lambda: len(worker.lines("notify")) >= RECORDS, "all were notified")
@@ -208,7 +208,7 @@ def test_watch_world_shows_who_holds_what_and_who_rests(run, topic, unique, serv
     worker.end()
 
 
-def test_kafka_sink_copies_everything(run, topic, unique, server):
+def test_kafka_sink_copies_each_record_once(run, topic, unique, server):
     target = unique("target")
     create_topic(server, target, partitions=1)
     program = run("kafka_sink", topic, target, unique("group"), "w1")

@@ -1,4 +1,4 @@
-"""The past of a partition on a real broker: what people are shown of a real story."""
+"""The history of a partition on a real broker, as the command shows it."""
 
 import pytest
 from clikit import Cli
@@ -17,7 +17,7 @@ def domain(broker, unique, transport):
 
 
 def in_order(rows, wanted):
-    """Return the first rows with these contents, one behind the other."""
+    """Return the first rows that have these contents in this order."""
     found, rest = [], iter(rows)
     for what, fields in wanted:
         row = next(
@@ -63,7 +63,7 @@ def live_through(domain, cli, tmp_path, *, topic, group):
         assert "(alice): deploy" in paused["why"]
         cli.run("groups", "resume", group, "--reason", "done", "--as", "bob")
         eventually(lambda: owner() == "w2", "w2 claims it again")
-        # Else it may end before it has read that itself, and releases it as a ghost.
+        # Otherwise w2 may end before it has read back its own claim.
         eventually(lambda: len(second.journal.of("claimed")) == 2, "w2 knows that")
         assert cli.json("claims", "explain", group, place)["state"] == "owned"
         second.ask_to_end()
@@ -71,7 +71,7 @@ def live_through(domain, cli, tmp_path, *, topic, group):
     assert cli.json(*forget, "--execute")["forgotten"]
 
 
-def test_the_story_of_a_partition_is_shown_in_order(domain, unique, tmp_path):
+def test_the_events_of_a_partition_are_shown_in_order(domain, unique, tmp_path):
     topic, group = domain.data_topic(1, records_each=20), unique("story")
     place = f"{topic}:0"
     cli = Cli(domain, tmp_path / "cli")

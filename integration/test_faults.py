@@ -1,4 +1,4 @@
-"""Faults of the world around: what happens is an error that says so, or nothing."""
+"""Faults of clients, topics, records and processes: each is reported or harmless."""
 
 import os
 import random
@@ -28,7 +28,7 @@ from kafka_marshal.protocol.records import LIMIT_DEFAULTS, Config, Heartbeat, Li
 
 
 def config_for(domain, *, partitions, cluster_id=None):
-    """The Config that a format would write, made by hand."""
+    """Return the Config that a format would write."""
     return Config(
         generation=1,
         format_id=secrets.token_bytes(16),
@@ -47,11 +47,11 @@ def domain(broker, unique, transport):
         yield domain
 
 
-# --- faults of the Kafka client that we build on
+# --- faults of the Kafka client
 
 
-def test_a_resumed_partition_is_read_on(domain):
-    """kafka-python forgets what it set aside while another is read to its end."""
+def test_a_resumed_partition_is_read_to_its_end(domain):
+    """kafka-python drops records of a paused partition while another one is read."""
     topic = domain.data_topic(2)
     long, short = TopicPartition(topic, 0), TopicPartition(topic, 1)
     domain.produce_to(long, 100)
@@ -84,8 +84,8 @@ def test_a_resumed_partition_is_read_on(domain):
         data.close(1_000)
 
 
-def test_a_fetch_that_fails_is_tried_again(domain, unique, monkeypatch):
-    """A fault that passes is an event, and not the application's business."""
+def test_a_failed_fetch_is_reported_and_retried(domain, unique, monkeypatch):
+    """A transient fault is an event, not an error of the application."""
     topic = domain.data_topic(1, records_each=3)
     recorder = Recorder()
     with domain.marshal(unique("fetch"), "w1", observer=recorder) as marshal:
@@ -106,7 +106,7 @@ def test_a_fetch_that_fails_is_tried_again(domain, unique, monkeypatch):
 # --- the coordination topic
 
 
-def test_partitions_added_to_the_coordination_topic_change_nothing(broker, unique):
+def test_partitions_added_to_the_coordination_topic_are_not_used(broker, unique):
     """PROTOCOL 2.5: the log has the number of partitions; all clients continue."""
     with opened(broker, unique, partitions=2) as domain:
         topic = domain.data_topic(3)
@@ -147,7 +147,7 @@ FLIPS = {
 
 
 def test_each_setting_that_is_changed_under_members_is_reported(domain, monkeypatch):
-    """With the command that mends it, which then does; claims are kept meanwhile."""
+    """With a command that repairs the setting; claims are kept meanwhile."""
     monkeypatch.setattr(rebuilding, "TOPIC_CHECK_MS", 200)
     topic, recorder = domain.data_topic(1), Recorder()
     with (
@@ -170,8 +170,8 @@ def test_each_setting_that_is_changed_under_members_is_reported(domain, monkeypa
         assert claim.is_valid()
 
 
-def test_a_create_time_topic_moves_no_log_time(broker, unique):
-    """Who insists gets claims that never go stale: no takeover, no second owner."""
+def test_claims_do_not_go_stale_in_a_topic_with_create_time(broker, unique):
+    """With ``check_topic=False`` claims never go stale, so there is no takeover."""
     with opened(broker, unique, is_formatted=False, h_ms=2_000) as domain:
         domain.make_coordination_topic(
             partitions=1, **{"message.timestamp.type": "CreateTime"}
@@ -190,11 +190,11 @@ def test_a_create_time_topic_moves_no_log_time(broker, unique):
                 assert claim.is_valid()
 
 
-# --- bytes that nobody should have written
+# --- hostile bytes
 
 
 def hostile_values():
-    """Noise, truncations, deep nesting, and records of people who do not exist."""
+    """Yield noise, deep nesting, and a record cut or changed at each byte."""
     chance = random.Random(5)  # the same each time
     yield from (b"", b"\x00", b"\xff" * 100, b"\x01\x01\x00" + b"\x91" * 5_000)
     for size in range(1, 40):
@@ -218,8 +218,8 @@ def hostile_values():
         yield beat[:at] + bytes([beat[at] ^ 0x55]) + beat[at + 1 :]
 
 
-def test_hostile_bytes_change_nothing(domain, unique):
-    """S9: while consuming, into every coordinating partition."""
+def test_hostile_bytes_cost_no_claim_and_no_record(domain, unique):
+    """S9: they are written to every coordinating partition during consumption."""
     topic = domain.data_topic(2, records_each=200)
     group = unique("hostile")
     recorder = Recorder()
@@ -248,8 +248,8 @@ def test_hostile_bytes_change_nothing(domain, unique):
 # --- positions outside the log
 
 
-def test_a_position_below_the_log_start_jumps_and_is_reported(domain, unique):
-    """Retention took records that were not read yet."""
+def test_a_position_below_the_log_start_is_moved_to_it_and_reported(domain, unique):
+    """Retention has deleted records that were not read yet."""
     topic = domain.data_topic(1, records_each=100)
     place = TopicPartition(topic, 0)
     group = unique("retention")
@@ -279,8 +279,10 @@ def test_a_position_below_the_log_start_jumps_and_is_reported(domain, unique):
 
 
 @pytest.mark.parametrize("delivery", list(Delivery), ids=lambda d: d.value)
-def test_beyond_the_logs_end_it_stops(domain, unique, delivery):
-    """PROTOCOL 5.6: an error, and never silently the earliest."""
+def test_a_position_beyond_the_log_end_raises_and_releases_the_claim(
+    domain, unique, delivery
+):
+    """PROTOCOL 5.6: it is an error, and never a silent restart at earliest."""
     topic = domain.data_topic(1, records_each=10)
     place = TopicPartition(topic, 0)
     group = unique("beyond")
@@ -303,8 +305,8 @@ def test_beyond_the_logs_end_it_stops(domain, unique, delivery):
 # --- handlers, and children
 
 
-def test_a_handler_that_never_returns(domain, unique):
-    """Without a limit its claim is kept, beats go on, others are not held up."""
+def test_a_stuck_handler_keeps_its_claim_and_delays_no_other_consumer(domain, unique):
+    """There is no limit for handlers: the claim is kept by heartbeats."""
     topic, other = domain.data_topic(1, records_each=5), domain.data_topic(1, 5)
     group = unique("stuck")
     release = threading.Event()
@@ -369,8 +371,8 @@ def in_a_child(work) -> list[str]:
     return message.splitlines()
 
 
-def test_a_forked_child_inherits_nothing(domain, unique, tmp_path):
-    """PROTOCOL 1.7: every use raises, ends at once, and the parent goes on."""
+def test_a_forked_child_cannot_use_its_parents_clients(domain, unique, tmp_path):
+    """PROTOCOL 1.7: every use raises at once, and the parent's clients still work."""
     topic, other = domain.data_topic(1, records_each=4), domain.data_topic(1)
     group = unique("fork")
     with (
@@ -418,7 +420,7 @@ def test_a_forked_child_inherits_nothing(domain, unique, tmp_path):
             consumer.close()
             marshal.close()
             admin.close()
-            # A Marshal of its own is fine.
+            # The child can open a Marshal of its own.
             for _ in range(3):
                 try:
                     with domain.marshal(unique("child"), "w1") as own:
@@ -436,8 +438,8 @@ def test_a_forked_child_inherits_nothing(domain, unique, tmp_path):
         assert domain.owners(group)[TopicPartition(topic, 0)] == "w1"
 
 
-def test_a_child_does_not_keep_its_parents_name(domain, unique, tmp_path):
-    """It outlives the parent; the parent's successor is let in all the same."""
+def test_a_forked_child_does_not_keep_its_parents_client_id(domain, unique, tmp_path):
+    """The child outlives the parent's client; a successor gets the client_id anyway."""
     group = unique("orphan")
     marshal = domain.marshal(group, "w1", state_dir=tmp_path)
     read, write = os.pipe()

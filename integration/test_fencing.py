@@ -10,13 +10,13 @@ from domain import opened
 from fleet import Fleet
 from waiting import eventually
 
-# Longer than the start of a process takes: what happens sooner waited for no lease.
+# Longer than the start of a process: a takeover before that waited for no lease.
 LONG_H_MS = 60_000
 
 
 @pytest.fixture(scope="module")
 def domain(broker, unique):
-    # By one transport: nothing of this looks at how records travel.
+    # One transport is enough: the tests do not depend on it.
     with opened(broker, unique) as domain:
         yield domain
 
@@ -27,7 +27,9 @@ def slow(broker, unique):
         yield domain
 
 
-def test_a_healthy_client_stops_and_another_takes_over_at_once(slow, unique, tmp_path):
+def test_a_fenced_healthy_client_stops_and_another_takes_over_at_once(
+    slow, unique, tmp_path
+):
     topic = slow.data_topic(3, records_each=20_000)
     group = unique("healthy")
     with Fleet(slow, tmp_path, group_id=group, topics=[topic]) as fleet:
@@ -55,7 +57,9 @@ def test_a_healthy_client_stops_and_another_takes_over_at_once(slow, unique, tmp
         assert two.start == one.position <= (max(mine) + 1 if mine else 0)
 
 
-def test_a_stopped_client_loses_its_claims_and_notices(domain, unique, tmp_path):
+def test_a_fenced_stopped_client_loses_its_claims_and_ends_when_resumed(
+    domain, unique, tmp_path
+):
     topic = domain.data_topic(2, records_each=5_000)
     group = unique("stopped")
     with Fleet(domain, tmp_path, group_id=group, topics=[topic]) as fleet:
@@ -97,7 +101,9 @@ def test_a_stopped_client_loses_its_claims_and_notices(domain, unique, tmp_path)
         assert taken_at - first_taken.renewed_ms > 2 * domain.h_ms
 
 
-def test_the_command_asks_and_can_be_repeated(domain, unique, tmp_path):
+def test_the_fence_command_asks_for_confirmation_and_can_be_repeated(
+    domain, unique, tmp_path
+):
     cli = Cli(domain, tmp_path)
     topic = domain.data_topic(1, records_each=3)
     group = unique("asked")

@@ -1,4 +1,4 @@
-"""How soon a new reader has its first record, and what it does afterwards."""
+"""How a new reader gets its first record fast, and by how few connections."""
 
 from collections import Counter
 
@@ -36,7 +36,7 @@ def backoffs(reader):
     return {each.config["retry_backoff_ms"] for each in (consumer, consumer._cluster)}
 
 
-def test_a_reader_hurries_until_its_first_record_and_no_longer(reader, place):
+def test_a_reader_retries_fast_until_its_first_record(reader, place):
     reader.assign([place])
     reader.seek(place, 0)
     assert reader.poll(0, 10) == {}
@@ -46,9 +46,7 @@ def test_a_reader_hurries_until_its_first_record_and_no_longer(reader, place):
     assert backoffs(reader) == {module.BACKOFF_MS}
 
 
-def test_a_reader_that_finds_nothing_does_not_hurry_for_ever(
-    reader, place, monkeypatch
-):
+def test_a_reader_without_records_stops_retrying_fast(reader, place, monkeypatch):
     monkeypatch.setattr(module, "_FAST_RETRY_S", 0.0)
     reader.assign([place])
     reader.seek(place, 3)
@@ -59,7 +57,7 @@ def test_a_reader_that_finds_nothing_does_not_hurry_for_ever(
 
 
 class Counted:
-    """How many objects of some classes were made, by class, the last one of what."""
+    """Counts the objects made of some classes, and keeps the arguments of the last."""
 
     def __init__(self, monkeypatch, *classes):
         self.made, self.last = Counter(), {}
@@ -77,7 +75,7 @@ class Counted:
 
 @pytest.mark.parametrize(("h_ms", "writers"), [(60_000, 1), (5_000, 2)])
 def test_a_client_opens_by_few_connections(broker, unique, monkeypatch, h_ms, writers):
-    """One for look-ups of both logs; the usual writer's connects while it reads."""
+    """One for look-ups of both logs; how many writers depends on the interval."""
     with opened(broker, unique, transport="fast", partitions=2, h_ms=h_ms) as domain:
         topic = domain.data_topic(1, 1)
         counted = Counted(monkeypatch, Admin, FastProducerHandle)

@@ -1,4 +1,4 @@
-"""Programs that tests start as forks are processes like those that start afresh."""
+"""Programs that tests start as forks behave like programs that Python starts."""
 
 import json
 import os
@@ -100,7 +100,7 @@ def test_a_failure_is_printed_as_python_prints_it(start, tmp_path):
 
 
 def test_the_server_has_one_thread(start):
-    """Else a fork could inherit a lock that nobody releases."""
+    """Otherwise a fork could inherit a lock that no thread releases."""
     start("").wait(HANG_S)
     tasks = Path(f"/proc/{forked.server().pid}/task")
     assert len(list(tasks.iterdir())) == 1

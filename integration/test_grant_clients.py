@@ -1,4 +1,4 @@
-"""Grants requested by other processes than the owner, over a real broker."""
+"""Grants that other processes than the owner request, over a real broker."""
 
 import json
 import pickle
@@ -91,7 +91,7 @@ def ref_to(domain, key):
 
 
 class Task:
-    """Another process that asks under the same claim."""
+    """Another process that requests grants under the same claim."""
 
     def __init__(self, domain, ref):
         connection = json.dumps(connection_of(domain))
@@ -115,7 +115,7 @@ class Task:
         self._process.wait(timeout=60)
 
 
-def test_of_processes_that_race_for_offsets_each_gets_others(domain, owner):
+def test_processes_that_race_for_grants_get_disjoint_offsets(domain, owner):
     _, ref = owner
     tasks = [Task(domain, ref) for _ in range(3)]
     given = []
@@ -133,7 +133,7 @@ def test_of_processes_that_race_for_offsets_each_gets_others(domain, owner):
     assert sorted(given) == list(range(100))
 
 
-def test_a_claim_that_is_over_grants_nothing(domain, owner, grants):
+def test_a_released_claim_grants_nothing(domain, owner, grants):
     claim, ref = owner
     assert acquired(grants, ref, 0, 4) == (0, 4)
     assert grants.is_current(ref, timeout_ms=ACQUIRE_MS)
@@ -144,7 +144,7 @@ def test_a_claim_that_is_over_grants_nothing(domain, owner, grants):
     assert acquired(grants, ref, 5, 9) is None
 
 
-def test_the_owner_keeps_its_claim_beside_tasks(domain, owner, grants):
+def test_the_owner_keeps_its_claim_while_tasks_get_grants(domain, owner, grants):
     claim, ref = owner
     for last in range(50):
         assert acquired(grants, ref, last, last) == (last, last)
@@ -158,7 +158,7 @@ def test_the_owner_keeps_its_claim_beside_tasks(domain, owner, grants):
     assert len(asked) == 50
 
 
-def test_one_grant_client_reads_one_partition_after_the_other(domain, grants):
+def test_one_grant_client_gets_grants_of_several_partitions(domain, grants):
     topic = domain.data_topic(6, records_each=1)
     group = domain.unique("group")
     with domain.marshal(group, "driver") as marshal:
@@ -172,7 +172,7 @@ def test_one_grant_client_reads_one_partition_after_the_other(domain, grants):
     assert {states[Key(group, topic, n)].granted for n in range(6)} == {5}
 
 
-def test_a_broker_that_does_not_answer_grants_nothing(domain, owner):
+def test_a_request_to_an_unreachable_broker_raises(domain, owner):
     _, ref = owner
     nowhere = open_grant_client(connection_of(domain, bootstrap_servers="localhost:1"))
     try:
@@ -182,7 +182,7 @@ def test_a_broker_that_does_not_answer_grants_nothing(domain, owner):
         close_grant_clients()
 
 
-def test_a_missing_topic_is_an_error(domain, owner):
+def test_a_missing_coordination_topic_raises_with_the_format_command(domain, owner):
     _, ref = owner
     nowhere = open_grant_client(connection_of(domain, coordination_topic="none-such"))
     try:

@@ -51,7 +51,7 @@ def grow_actions(cli, *group):
     return [each for each in found if each["kind"] == "grow"]
 
 
-def test_a_topic_grows_by_the_command(domain, cli, unique):
+def test_the_command_grows_a_topic_and_records_its_ends(domain, cli, unique):
     topic, group = domain.data_topic(OLD, EACH), unique("group")
     consume(domain, group, topic, OLD * EACH)
     domain.produce(topic, MORE)
@@ -85,7 +85,7 @@ def test_a_topic_grows_by_the_command(domain, cli, unique):
     assert cli.json("log", "verify")["result"] == "ok"
 
 
-def test_a_command_that_was_killed_is_continued(domain, cli):
+def test_a_growth_whose_command_was_killed_is_continued(domain, cli):
     topic = domain.data_topic(OLD, EACH)
     show = ("groups", "grow", "--topic", topic)
     arguments = (*show, "--partitions", str(NEW))
@@ -112,8 +112,8 @@ def test_a_command_that_was_killed_is_continued(domain, cli):
     assert (action["outcome"], action["ended"]["how"]) == ("accepted", "withdrawn")
 
 
-def test_uncommitted_records_count_for_the_ends(domain, cli):
-    """A transaction that is open then may be committed; its records are earlier."""
+def test_recorded_ends_include_records_of_open_transactions(domain, cli):
+    """The open transaction may be committed later, with records at earlier offsets."""
     topic = domain.data_topic(1, EACH)
     producer = KafkaProducer(
         bootstrap_servers=domain.servers,

@@ -16,7 +16,7 @@ HELD = 0
 """The old partition of which nothing is handled before all else was."""
 KEYS, BACKLOG_EACH = 48, 20
 H_MS, REFRESH_MS = 3_000, 500
-# The second producer learns the new number late, as one may with Kafka's defaults.
+# The second producer learns the new count late, as with Kafka's defaults.
 METADATA_MS = (100, 2_000)
 AFTERWARDS = 20
 """Records of each key that are sent by the new number."""
@@ -27,8 +27,8 @@ class Producer:
 
     Attributes:
         sent: How many records of each key were sent.
-        has_learnt: Set once all records that were sent by the old number stand in the
-            log, and further ones are sent by the new one.
+        has_learnt: Set once all records that were sent with the old count are in the
+            log, and later ones are sent with the new count.
     """
 
     def __init__(self, domain, topic, keys, *, metadata_ms):
@@ -75,11 +75,11 @@ class Producer:
 
 
 class Member:
-    """Handles records, one at a time, until it is closed; ``HELD`` once it may.
+    """Handles records, one at a time, until it is closed; those of ``HELD`` last.
 
     Args:
         handled: Each record as it is handled: its key, number and partition.
-        may_handle: Set as soon as ``HELD`` is to be handled.
+        may_handle: Set when records of ``HELD`` may be handled.
     """
 
     def __init__(self, domain, group, name, *, topic, handled, may_handle):
@@ -200,7 +200,7 @@ def test_each_key_is_handled_in_order_while_its_topic_grows(domain):
 
     def grow(producers):
         def wait_for_producers(progress):
-            # As long as they take, on whatever machine: instead of ``settle_ms``.
+            # However long they take on this machine: instead of ``settle_ms``.
             if progress.step == "end":
                 assert all(each.has_learnt.wait(60) for each in producers)
 
@@ -223,8 +223,8 @@ def test_each_key_is_handled_in_order_while_its_topic_grows(domain):
 
 
 @pytest.mark.direct
-def test_without_the_announcement_keys_lose_their_order(domain):
-    """What the test above would not show if members claimed new partitions at once."""
+def test_without_an_announcement_keys_are_handled_out_of_order(domain):
+    """Shows that the test above can fail: members claim new partitions at once."""
     topic = domain.data_topic(OLD)
 
     def grow(_):

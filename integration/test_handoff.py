@@ -1,4 +1,4 @@
-"""A partition is handed to a member that loads its state first, on a real broker."""
+"""Warm handoffs and standbys on a real broker."""
 
 import json
 import threading
@@ -17,7 +17,7 @@ RECORDS = 400
 
 @pytest.fixture(scope="module")
 def domain(broker, unique):
-    # By one transport: nothing of this looks at how records travel.
+    # One transport is enough: the tests do not depend on it.
     with opened(broker, unique) as domain:
         yield domain
 
@@ -48,7 +48,7 @@ class Member:
         self.marshal.close()
 
 
-def test_the_owner_goes_on_until_its_successor_has_loaded(
+def test_the_owner_works_until_its_successor_has_loaded(
     domain, unique, record_property
 ):
     topic = domain.data_topic(2)
@@ -96,7 +96,7 @@ def test_the_owner_goes_on_until_its_successor_has_loaded(
         for who, place, at in handled
         if place[0] == partition.partition
     ]
-    # The owner went on while its successor loaded ...
+    # The owner handled records while its successor loaded ...
     assert any(who == "w1" and begun < at < ended for who, _, at in of_it)
     # ... and nothing is lost or handled twice, or out of order.
     assert [offset for _, offset, _ in of_it] == list(range(produced[0]))
@@ -118,7 +118,7 @@ def test_the_owner_goes_on_until_its_successor_has_loaded(
 
 
 class SlowReader:
-    """Reads as the reader of a consumer does, until nothing arrives any more."""
+    """Reads like the reader of a consumer; returns nothing once ``is_slow`` is set."""
 
     def __init__(self, reader):
         self._reader = reader
@@ -143,7 +143,7 @@ def by_way(request, broker, unique):
 
 
 @pytest.mark.parametrize("delivery", ["alo", "amo"])
-def test_records_that_were_fetched_before_the_claim_need_no_fetch(
+def test_a_successor_hands_out_records_that_it_fetched_before_its_claim(
     by_way, unique, delivery
 ):
     topic, group = by_way.data_topic(2, 100), unique("ahead")
@@ -187,7 +187,7 @@ def test_records_that_were_fetched_before_the_claim_need_no_fetch(
         found = eventually(lambda: second.poll(100), "they are handed out")
         seen = [record.offset for record in found[place]]
         assert not found.keys() - {place}
-        # What follows is fetched as ever, and nothing is left out.
+        # Later records are fetched as usual, and none is missing.
         slow.is_slow = False
         by_way.produce(topic, 5)
 

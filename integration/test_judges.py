@@ -1,4 +1,4 @@
-"""The judges of journals find what they are to find; without a broker."""
+"""The checks of journals find repeats that break the protocol; without a broker."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ TOKENS = ("0.0.1", "0.0.9")
 
 
 def history_of(owner, *, renewed_ms):
-    """Two tenures, the first of which was renewed until then."""
+    """Return a history of two tenures, the first of which was renewed until then."""
 
     def tenure(token, client_id, begun_ms, last_ms):
         return Tenure(
@@ -39,7 +39,7 @@ def history_of(owner, *, renewed_ms):
 
 
 def journal_of(*written):
-    """Lines of times, clients, offsets and tokens; without a token nothing is done."""
+    """Return a journal; a line without a token is an event, not a processed record."""
     return Journal.merged(
         [
             {
@@ -69,20 +69,20 @@ AGAIN = (9 * H, "w2", 5, SECOND)
         pytest.param([(H, "w1", 6, None), (8 * H, "w1", 6, None)], id="a-bit-later"),
     ],
 )
-def test_a_sidecar_may_renew_for_a_client_that_stands_still(later):
+def test_a_repeat_is_allowed_if_the_client_of_a_sidecar_fell_silent(later):
     journal = journal_of((100, "w1", 5, FIRST), *later, AGAIN)
     assert judge_duplicates(journal, history_of("host", renewed_ms=3 * H), "g") == 1
 
 
-def test_a_client_of_a_sidecar_that_works_on_has_reported_what_it_did():
+def test_a_repeat_is_an_error_if_the_client_of_a_sidecar_worked_on():
     steps = [(at_ms, "w1", 6, None) for at_ms in range(200, 4 * H, H // 4)]
     journal = journal_of((100, "w1", 5, FIRST), *steps, AGAIN)
     with pytest.raises(AssertionError, match="an H before the last beat"):
         judge_duplicates(journal, history_of("host", renewed_ms=3 * H), "g")
 
 
-def test_an_owner_that_renews_has_reported_what_it_did():
-    """Whatever it wrote: who beats in the log is alive."""
+def test_a_repeat_is_an_error_if_the_owner_renewed_its_claim_later():
+    """Heartbeats in the log show that it lives, whatever its journal has."""
     journal = journal_of((100, "w1", 5, FIRST), AGAIN)
     with pytest.raises(AssertionError, match="an H before the last beat"):
         judge_duplicates(journal, history_of("w1", renewed_ms=3 * H), "g")

@@ -1,4 +1,4 @@
-"""The logs while the broker fails, forgets, or refuses who asks."""
+"""The logs while the broker fails, loses a topic, or refuses a user."""
 
 import time
 
@@ -48,7 +48,7 @@ def own_log(own_settings):
     log.close(1_000)
 
 
-def test_killed_broker_comes_back(own_broker, own_log):
+def test_the_log_is_read_and_written_after_a_broker_restart(own_broker, own_log):
     until(lambda: sent(own_log, b"first"))
     (_, first), *_ = read(own_log, 1)
     own_broker.kill()
@@ -65,13 +65,13 @@ def test_killed_broker_comes_back(own_broker, own_log):
     own_broker.restart()
     until(lambda: sent(own_log, b"second"))
     entries = [entry for _, entry in read(own_log, 1) if entry.value == b"second"]
-    # Each start is a new leader epoch, and the log goes on where it was.
+    # Each start is a new leader epoch, and the log continues at its end.
     assert entries[0].leader_epoch > first.leader_epoch
     assert entries[0].offset > first.offset
 
 
-def test_append_reported_failed_may_land(own_broker, own_log):
-    """PROTOCOL 1.4: a failed append is unknown; the log answers."""
+def test_an_append_that_was_reported_failed_may_be_in_the_log(own_broker, own_log):
+    """PROTOCOL 1.4: the outcome of a failed append is unknown until the log is read."""
     until(lambda: sent(own_log, b"warm"))
     read(own_log, 1)
     own_broker.pause()
@@ -80,18 +80,18 @@ def test_append_reported_failed_may_land(own_broker, own_log):
     assert append.error() is not None
     assert append.offset() is None
     own_broker.resume()
-    # Sent into a socket that stayed open: it lands although it was given up.
+    # It was sent into a socket that stayed open, so it arrives after its time-out.
     entries = read(own_log, 1)
     assert entries[0][1].value == b"late"
 
 
-def test_writer_recovers_from_a_pause(own_broker, own_log):
+def test_a_writer_recovers_from_a_broker_pause(own_broker, own_log):
     """kafka-python's own producer sends nothing more after this."""
     own_broker.pause()
     append = own_log.append(0, b"lost or late")
     until(append.is_done)
     assert append.error() is not None
-    # What comes while a fresh producer is made waits for it.
+    # An append while a new producer is made waits for that producer.
     own_log.append(0, b"held, and given up in time")
     own_broker.resume()
     for partition in (0, 1):
@@ -100,7 +100,9 @@ def test_writer_recovers_from_a_pause(own_broker, own_log):
     assert append.error() is not None
 
 
-def test_close_is_in_time_while_the_broker_is_away(own_broker, own_settings, own_log):
+def test_close_meets_its_deadline_while_the_broker_is_paused(
+    own_broker, own_settings, own_log
+):
     data = open_data_log(own_settings)
     data.describe(["x"], TIMEOUT_MS)
     own_broker.pause()
@@ -114,7 +116,9 @@ def test_close_is_in_time_while_the_broker_is_away(own_broker, own_settings, own
     own_broker.resume()
 
 
-def test_recreated_topic_is_no_continuation(own_broker, own_settings, own_log):
+def test_reading_a_recreated_topic_raises_log_truncated(
+    own_broker, own_settings, own_log
+):
     name = own_settings.coordination_topic
     for _ in range(5):
         until(lambda: sent(own_log, b"old"))

@@ -1,4 +1,4 @@
-"""The Kafka side: opening, groups, processes, odd records."""
+"""The Kafka clients: topics, opening, odd records, groups, processes."""
 
 import os
 import subprocess
@@ -79,7 +79,7 @@ def log(settings, topics):
 # --- Topics --------------------------------------------------------------------------
 
 
-def test_coordination_topic_is_made_right(topics, place):
+def test_a_created_coordination_topic_has_no_problems(topics, place):
     info = topics.cluster()
     assert len(info.brokers) == 1
     assert info.controller_id == 1
@@ -93,7 +93,7 @@ def test_coordination_topic_is_made_right(topics, place):
         topics.create_coordination_topic(partitions=4)
 
 
-def test_wrong_settings_are_named(topics, unique):
+def test_wrong_topic_settings_are_named(topics, unique):
     name = unique("wrong")
     topics.create(
         name,
@@ -121,7 +121,7 @@ def test_wrong_settings_are_named(topics, unique):
 
 
 def test_a_burst_of_appends_fits_the_least_message_limit(topics, settings):
-    """A batch that a topic refuses would end its process, with all its claims."""
+    """A batch that the topic refuses would end the process and its claims."""
     limit = {"max.message.bytes": str(MESSAGE_BYTES_MIN)}
     name = settings.coordination_topic
     topics.create(name, partitions=1, replication=1, configs=limit)
@@ -141,7 +141,7 @@ def test_a_burst_of_appends_fits_the_least_message_limit(topics, settings):
         pytest.param({"partitions": 0}, "0 partitions", id="partitions"),
     ],
 )
-def test_impossible_topics_are_refused(topics, unique, change, words):
+def test_topics_that_cannot_be_created_are_refused(topics, unique, change, words):
     spec = {"partitions": 1, "replication": 1, "configs": {}} | change
     with pytest.raises(TopicMisconfigured, match=words):
         topics.create(unique("odd"), **spec)
@@ -150,7 +150,7 @@ def test_impossible_topics_are_refused(topics, unique, change, words):
 # --- Opening -------------------------------------------------------------------------
 
 
-def test_missing_topic_names_the_command(settings):
+def test_a_missing_topic_raises_with_the_format_command(settings):
     with pytest.raises(TopicMisconfigured, match="marshal topic format"):
         open_coordination_log(settings)
 
@@ -173,7 +173,7 @@ def test_an_unreachable_cluster_is_an_error_in_time():
     assert reader.poll(500, 1) == {}
     reader.close(500)
     assert not is_over(start, 2 + 3 * LATE_S)
-    # kafka-python leaves the thread of a client that could not be made.
+    # kafka-python does not end the thread of a client that could not be made.
     until(
         lambda: (
             not any(
@@ -183,24 +183,26 @@ def test_an_unreachable_cluster_is_an_error_in_time():
     )
 
 
-def test_log_knows_where_it_is(log, topics, settings):
+def test_a_log_has_its_partition_count_cluster_id_and_topic_id(log, topics, settings):
     assert log.partition_count == 2
     assert log.cluster_id == topics.cluster_id()
     assert log.topic_id == topics.describe(settings.coordination_topic).topic_id
 
 
-def test_configure_keeps_order(log):
+def test_configure_keeps_the_order_of_appends(log):
     log.append(0, b"before")
     log.configure(2_000)
     log.configure(2_000)
     assert log.writer._timeouts == writer_timeouts(2_000)
-    # Refused while what went before it has no outcome.
+    # Appends are refused while an earlier one has no outcome.
     until(lambda: sent(log, b"after"))
     assert [entry.value for _, entry in read(log, 2)] == [b"before", b"after"]
 
 
 @pytest.mark.parametrize("heartbeat_interval_ms", [1, 20, 100, 2_000, 60_000, 600_000])
-def test_writer_timeouts_suit_the_producer(settings, topics, heartbeat_interval_ms):
+def test_the_producer_accepts_writer_timeouts_of_any_interval(
+    settings, topics, heartbeat_interval_ms
+):
     topics.create_coordination_topic(partitions=1)
     log = open_coordination_log(settings, heartbeat_interval_ms=heartbeat_interval_ms)
     assert log.writer._timeouts == writer_timeouts(heartbeat_interval_ms)
@@ -214,7 +216,7 @@ def test_writer_timeouts_suit_the_producer(settings, topics, heartbeat_interval_
 # --- Odd records ---------------------------------------------------------------------
 
 
-def test_control_records_are_passed(log, settings, bootstrap_servers, unique):
+def test_control_records_are_skipped(log, settings, bootstrap_servers, unique):
     writer = KafkaProducer(
         bootstrap_servers=bootstrap_servers, transactional_id=unique("transaction")
     )
@@ -251,7 +253,7 @@ def test_open_transaction_does_not_hold_up_readers(
     writer.close(timeout=5)
 
 
-def test_header_name_that_is_no_text_stops_no_reader(log, settings, producer):
+def test_a_header_name_that_is_not_text_stops_no_reader(log, settings, producer):
     producer.send(
         settings.coordination_topic, b"x", headers=[(BadText("h"), b"v")], partition=0
     ).get(60)
@@ -259,9 +261,7 @@ def test_header_name_that_is_no_text_stops_no_reader(log, settings, producer):
     assert [entry.value for _, entry in read(log, 2)] == [b"x", b"ours"]
 
 
-def test_codec_that_readers_lack_is_unpacked_by_the_broker(
-    log, settings, bootstrap_servers
-):
+def test_compressed_records_are_stored_uncompressed(log, settings, bootstrap_servers):
     packed = KafkaProducer(bootstrap_servers=bootstrap_servers, compression_type="gzip")
     packed.send(settings.coordination_topic, b"x" * 1_000, partition=0).get(60)
     packed.close(timeout=5)
@@ -271,7 +271,7 @@ def test_codec_that_readers_lack_is_unpacked_by_the_broker(
     assert [entry.value for _, entry in read(log, 1)] == [b"x" * 1_000]
 
 
-def test_header_name_of_a_data_record_is_shown_with_marks(
+def test_invalid_bytes_of_a_header_name_become_replacement_characters(
     settings, topics, producer, unique
 ):
     topic = unique("data")
@@ -285,7 +285,7 @@ def test_header_name_of_a_data_record_is_shown_with_marks(
     found = []
     until(lambda: found.extend(reader.poll(200, 10).get(place, ())) or len(found) == 2)
     assert [record.value for record in found] == [b"x", b"y"]
-    # Python takes short cuts in what it has done often.
+    # Often, because Python optimizes code that has run often.
     assert all(found[1].headers == () for _ in range(200))
     ((name, value),) = found[0].headers
     assert "\ufffd" in name
@@ -293,7 +293,7 @@ def test_header_name_of_a_data_record_is_shown_with_marks(
     reader.close(TIMEOUT_MS)
 
 
-def test_read_committed_hides_what_was_aborted(
+def test_read_committed_omits_aborted_records(
     settings, topics, bootstrap_servers, unique
 ):
     topic = unique("data")
@@ -333,7 +333,7 @@ def test_read_committed_hides_what_was_aborted(
 
 
 def test_opening_clients_changes_nothing_in_kafka_python(broker, unique):
-    """Where the application uses the library as well, it finds what it knows."""
+    """An application that uses the library as well finds it unchanged."""
     with opened(broker, unique) as domain:
         topic = domain.data_topic(1, records_each=1)
         names = (domain.servers, topic, domain.topic)
@@ -367,7 +367,7 @@ def test_commit_beside_active_members_is_refused(
     data.close(TIMEOUT_MS)
 
 
-def test_forked_child_is_refused(log, settings, topics, unique):
+def test_clients_are_refused_in_a_forked_child(log, settings, topics, unique):
     topic = unique("data")
     topics.create_data_topic(topic, partitions=1)
     data = open_data_log(settings)
@@ -388,7 +388,7 @@ def test_forked_child_is_refused(log, settings, topics, unique):
                 call()
             except InvalidTransition:
                 refused += 1
-        # Closing is allowed, and touches nothing of the parent's.
+        # Closing is allowed, and does not affect the parent.
         log.close(100)
         data.close(100)
         os._exit(refused)
@@ -399,7 +399,7 @@ def test_forked_child_is_refused(log, settings, topics, unique):
     data.close(TIMEOUT_MS)
 
 
-def test_data_partition_that_was_deleted_is_asked_for_again(topics, settings, unique):
+def test_reading_a_deleted_data_partition_returns_no_records(topics, settings, unique):
     """A reader of a topic that goes away finds nothing; it does not fail for good."""
     topic = unique("data")
     topics.create_data_topic(topic, partitions=1)

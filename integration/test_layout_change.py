@@ -43,7 +43,9 @@ class Producer:
 
 
 @pytest.mark.parametrize("delivery", ["alo", "amo"])
-def test_the_count_changes_under_load(broker, unique, delivery, via):
+def test_the_partition_count_changes_under_load_without_lost_claims(
+    broker, unique, delivery, via
+):
     with opened(broker, unique, partitions=COUNTS[0], h_ms=H_MS, via=via) as domain:
         topic, group = domain.data_topic(DATA_PARTITIONS), unique("resized")
         handled: list[tuple[int, int]] = []
@@ -77,7 +79,7 @@ def test_the_count_changes_under_load(broker, unique, delivery, via):
 
 
 def _findings(domain, first, handled, members):
-    """Yield what shows why records are missing: where, their keys, and events."""
+    """Yield details about missing records: partitions, tenures and events."""
     for place, count in sorted(domain.of(first.topic).items()):
         missing = sorted({(place.partition, n) for n in range(count)} - set(handled))
         if missing:
@@ -122,10 +124,10 @@ def _resize(domain, group, topic, *, before, after):
 
 
 def _shared(domain, group):
-    """Wait until each member has its share, and keep it then; return the owners.
+    """Wait until each member has its share; return the owners.
 
     The first one has all partitions before the other joins, and releases them one by
-    one: each may be owned before all have changed hands.
+    one: all may be owned before the shares are even.
     """
 
     def look():
@@ -137,10 +139,10 @@ def _shared(domain, group):
 
 
 def _were_late(domain, group, *, since_ms):
-    """Return whether another one has claimed a key once its last owner's time was over.
+    """Return whether another member claimed a key after its last owner was late.
 
-    That owner has half a heartbeat interval; on a busy machine it may need more. Then
-    the others share again.
+    The last owner may claim first for half a heartbeat interval; on a busy machine it
+    may need longer. Then shares change.
     """
     return any(
         one.client_id != two.client_id

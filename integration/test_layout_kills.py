@@ -44,7 +44,7 @@ def sources(worlds):
     return [source for layout in layouts if layout for source in layout.sources]
 
 
-# When a change is interrupted, and whether another admin continues it: else members
+# When a change is interrupted, and whether another admin continues it; if not, members
 # complete it alone.
 MOMENTS = slice_of(
     quick=((has_import, False), (has_done, True)),
@@ -68,7 +68,7 @@ def ready_admin(domain, count):
 @pytest.mark.parametrize(
     "delivery", [pytest.param("alo", marks=pytest.mark.proof), "amo"]
 )
-def test_members_and_admins_die_while_the_count_changes(
+def test_a_count_change_completes_though_members_and_admins_are_killed(
     broker, unique, tmp_path, delivery
 ):
     found = Finding("layout_kills", __doc__, round(H_MS * factor_now()))
@@ -93,7 +93,7 @@ def test_members_and_admins_die_while_the_count_changes(
         ):
             killed += interrupt(it, after, moment, names=names[:2])
             if is_continued:
-                # It is no matter if members were faster.
+                # Members may have completed it first.
                 arguments = ("topic", "resize", "--partitions", str(after))
                 cli.run(*arguments, "--execute")
             for name in names[:2]:
@@ -112,10 +112,10 @@ def test_members_and_admins_die_while_the_count_changes(
 
 
 def interrupt(it, after, moment, *, names):
-    """Begin a change, and kill its admin and members in the middle; return these.
+    """Begin a change, kill its admin and members; return the members.
 
-    One of them hangs from before the change, and so leaves it open until it is killed;
-    the other one dies at work.
+    One member hangs from before the change, which keeps the change open until it is
+    killed; the other one dies at work.
     """
     hangs, works = names
     with ready_admin(it.domain, after) as admin:
@@ -134,7 +134,7 @@ def interrupt(it, after, moment, *, names):
 
 
 def wait_changed(it, before, after):
-    """Wait until the change is over everywhere, and each key is owned in its place."""
+    """Wait until all partitions changed, and each key is owned in its partition."""
     (fleet,) = it.fleets.values()
     group = fleet.settings["group_id"]
     missing = []
@@ -157,7 +157,7 @@ def wait_changed(it, before, after):
         return len(owned) == DATA_PARTITIONS
 
     try:
-        # Claims of members that died expire before.
+        # Twice as long: claims of dead members must expire first.
         what = f"{after} coordinating partitions are in use"
         eventually(look, what, timeout_ms=2 * WAIT_MS)
     except AssertionError as error:
@@ -166,7 +166,7 @@ def wait_changed(it, before, after):
 
 
 def require_lost_by(killed, it):
-    """Whatever nobody has handled was granted to a process that was killed."""
+    """Check that each lost record was granted to a process that was killed."""
     (fleet,) = it.fleets.values()
     (topic,) = it.topics(fleet)
     group = fleet.settings["group_id"]

@@ -61,7 +61,7 @@ def scrape():
 
 
 def complaints(text):
-    """Return what ``promtool check metrics`` would complain of."""
+    """Return the problems that ``promtool check metrics`` would report."""
     found = []
     for family in text_string_to_metric_families(text):
         name = family.name
@@ -103,7 +103,9 @@ def hand_out(consumer, count):
     return found
 
 
-def test_a_consumer_is_scraped_while_it_works(domain, unique, scrape):
+def test_metrics_of_a_running_consumer_equal_the_brokers_figures(
+    domain, unique, scrape
+):
     topic, group = domain.data_topic(PARTITIONS, records_each=RECORDS_EACH), unique("g")
     places = [TopicPartition(topic, number) for number in range(PARTITIONS)]
     labels = {p: {"topic": topic, "partition": str(p.partition)} for p in places}
@@ -175,7 +177,7 @@ def test_a_consumer_is_scraped_while_it_works(domain, unique, scrape):
     data.close(TIMEOUT_MS)
 
 
-def test_at_most_once_and_the_log_itself(domain, unique, scrape):
+def test_at_most_once_every_family_of_metrics_is_served(domain, unique, scrape):
     topic, group = domain.data_topic(1, records_each=RECORDS_EACH), unique("g")
     own = {"group": group, "topic": topic, "partition": "0"}
     with domain.marshal(group, "w1") as marshal:

@@ -63,7 +63,7 @@ def everything(count, *, first=0):
 
 
 def rest_of(*done):
-    """Return what has an example handle as many records as are left, and end."""
+    """Return arguments with which an example handles the rest, and ends."""
     left = PARTITIONS * RECORDS - sum(map(len, done))
     return ("--max-records", str(left), *WAIT)
 
@@ -107,11 +107,11 @@ def committed(consumer):
     return True
 
 
-def test_there_and_back_without_loss_or_repetition(domain, unique):
+def test_a_group_is_adopted_and_moved_back_without_loss_or_repetition(domain, unique):
     topic, group = domain.data_topic(PARTITIONS, RECORDS), unique("billing")
     before = ran(domain, "kafka_group", topic, group, "--max-records", "25", *WAIT)
 
-    # Looking writes nothing.
+    # A plan writes nothing.
     plan = adopted(domain, group)
     assert {row["action"] for row in plan["partitions"]} == {"set"}
     assert not plan["is_executed"]
@@ -126,17 +126,17 @@ def test_there_and_back_without_loss_or_repetition(domain, unique):
     assert [e.person for e in events if e.what == "claimed"] == ["alice"]
     some = ("--max-records", "15", *WAIT)
     during = ran(domain, "marshal_group", topic, group, "w1", *some)
-    # A second time it has nothing to do, and takes nothing back.
+    # A second adoption has nothing to do, and sets no position back.
     again = adopted(domain, group, "--execute")
     assert {row["action"] for row in again["partitions"]} == {"done"}
 
-    # Mirrored offsets are the way back, and there again.
+    # Mirrored offsets let the old group continue.
     rest = rest_of(before, during)
     after = ran(domain, "kafka_group", topic, group, *rest)
     assert sorted(before + during + after) == everything(RECORDS)
 
 
-def test_another_name_leaves_the_old_group_alone(domain, unique):
+def test_adoption_under_another_name_does_not_change_the_old_group(domain, unique):
     topic, old, new = domain.data_topic(PARTITIONS, RECORDS), unique("v1"), unique("v2")
     before = ran(domain, "kafka_group", topic, old, "--max-records", "25", *WAIT)
     adopted(domain, new, "--from-group", old, "--execute")
@@ -146,7 +146,7 @@ def test_another_name_leaves_the_old_group_alone(domain, unique):
     assert sorted(before + rest) == everything(RECORDS)
 
 
-def test_a_group_that_works_is_not_adopted(domain, unique):
+def test_a_group_with_active_consumers_is_not_adopted(domain, unique):
     topic, group = domain.data_topic(PARTITIONS, RECORDS), unique("busy")
     consumer = subscribed(
         topic,
@@ -169,7 +169,7 @@ def test_a_group_that_works_is_not_adopted(domain, unique):
     assert adopted(domain, group, "--execute")["is_executed"]
 
 
-def test_one_blocked_partition_keeps_everything_as_it_was(domain, unique):
+def test_a_held_partition_blocks_the_adoption_of_all_partitions(domain, unique):
     topic, group = domain.data_topic(PARTITIONS, RECORDS), unique("blocked")
     commit(domain, group, {(topic, part): 5 for part in range(PARTITIONS)})
     with (
@@ -196,14 +196,14 @@ def test_one_blocked_partition_keeps_everything_as_it_was(domain, unique):
     assert set(positions.values()) == {None}
 
 
-def test_what_cannot_be_adopted_is_shown_and_skipped(domain, unique):
+def test_offsets_beyond_the_log_are_shown_and_not_adopted(domain, unique):
     topic, group = domain.data_topic(PARTITIONS, RECORDS), unique("odd")
     commit(domain, group, {(topic, 0): 5, (topic, 1): 999})
     plan = plan_adoption(
         domain.servers, group_id=group, coordination_topic=domain.topic
     )
     assert [step.action for step in plan.steps] == [Action.SET, Action.BEYOND]
-    # A topic that is not named is not looked at.
+    # Only topics that are named are adopted.
     with pytest.raises(ClaimRejected, match="no committed offsets of these topics"):
         adopted_plan(domain, group, topics=["elsewhere"])
 
@@ -214,7 +214,7 @@ def adopted_plan(domain, group, **options):
     )
 
 
-def test_offsets_that_move_meanwhile_are_an_error(domain, unique):
+def test_offsets_committed_after_the_plan_fail_the_adoption(domain, unique):
     topic, group = domain.data_topic(PARTITIONS, RECORDS), unique("moving")
     commit(domain, group, {(topic, 0): 5})
     plan = adopted_plan(domain, group)
@@ -231,18 +231,20 @@ def test_offsets_that_move_meanwhile_are_an_error(domain, unique):
         pytest.param(["g", "--from-topic", "nowhere"], 1, "does not exist", id="topic"),
     ],
 )
-def test_the_error_for_bad_input_names_the_mistake(domain, arguments, code, words):
+def test_an_error_about_wrong_arguments_names_the_mistake(
+    domain, arguments, code, words
+):
     assert words in adopted(domain, *arguments, code=code)
 
 
-def test_the_coordination_topic_of_both_cannot_be_one(domain):
+def test_adoption_refuses_its_own_coordination_topic_as_source(domain):
     with pytest.raises(ConfigurationError, match="name another topic"):
         adopted_plan(domain, "g", from_topic=domain.topic)
     with pytest.raises(LogUnreadable, match="does not exist"):
         adopted_plan(domain, "g", from_topic="nowhere")
 
 
-def test_positions_of_the_go_original(domain, unique):
+def test_positions_of_the_go_original_are_adopted(domain, unique):
     topic, group = domain.data_topic(PARTITIONS, RECORDS), unique("original")
     theirs = unique("original-marshal")
     domain.topics.create_data_topic(theirs, partitions=2, replication=1)
@@ -278,7 +280,7 @@ def test_positions_of_the_go_original(domain, unique):
         for offset in range(starts[part], RECORDS)
     ]
 
-    # A heartbeat of a minute ago is of somebody alive.
+    # A recent heartbeat shows that the source group is active.
     producer.send(theirs, line("Heartbeat", 0, 9, int(time.time())), partition=1).get(
         60
     )

@@ -14,8 +14,10 @@ def domain(broker, unique):
         yield domain
 
 
-def test_takeover_both_ways(domain, unique, tmp_path):
-    """The log does not show by which transport it was written."""
+def test_members_on_different_transports_take_over_from_each_other(
+    domain, unique, tmp_path
+):
+    """The log does not depend on the transport of its writers."""
     topic = domain.data_topic(4, records_each=300)
     group = unique("mixed")
     with Fleet(domain, tmp_path, group_id=group, topics=[topic]) as fleet:
@@ -32,7 +34,7 @@ def test_takeover_both_ways(domain, unique, tmp_path):
         again.ask_to_end()
 
 
-def test_both_read_the_same_world(domain, unique):
+def test_both_transports_read_the_same_state(domain, unique):
     """S2: the same digests from the same log."""
     topic = domain.data_topic(2, records_each=5)
     group = unique("seen")

@@ -1,7 +1,7 @@
 """Workers that copy in transactions are killed and suspended between any two steps.
 
 A reader of committed records must find the output of each input exactly once. With a
-fault planted in the worker it must not.
+fault in the worker it must not, which shows that the test detects it.
 """
 
 import json
@@ -119,7 +119,7 @@ def end(process):
 def interrupt(it, moment, number):
     """Interrupt one worker at a moment while another takes over; return the output.
 
-    A worker that was suspended then copies what comes later, alone.
+    A worker that was suspended then copies later records alone.
     """
     first = it.start("a", moment)
     reached(first)
@@ -145,27 +145,27 @@ def once(it):
 
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_each_output_comes_once(domain, moment, number):
+def test_each_record_is_output_once_despite_an_interruption(domain, moment, number):
     with job(domain) as it:
         assert interrupt(it, moment, number) == once(it)
         assert it.progress() == it.domain.produced[it.place]
 
 
 @pytest.mark.parametrize("moment", ["sent", "committed"])
-def test_each_output_comes_once_over_a_sidecar(remote, moment):
+def test_each_record_is_output_once_over_a_sidecar(remote, moment):
     with job(remote) as it:
         assert interrupt(it, moment, signal.SIGKILL) == once(it)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_found(domain, fault):
+def test_a_fault_in_the_worker_is_detected(domain, fault):
     moment, number = FAULTS[fault]
     with job(domain, fault) as it:
         assert interrupt(it, moment, number) != once(it)
 
 
-def test_a_position_that_an_admin_sets_later_is_followed(domain):
-    """Though the output is ahead of it, and the worker died before the log knew."""
+def test_a_position_set_by_an_admin_overrides_the_progress_of_the_output(domain):
+    """Although the output is ahead, and the worker died before its commit."""
     with job(domain) as it:
         first = it.start("a", "committed")
         reached(first)
@@ -180,7 +180,7 @@ def test_a_position_that_an_admin_sets_later_is_followed(domain):
         assert it.output() == once(it) + Counter(range(2 * BATCH))
 
 
-def test_a_target_that_does_not_exist_is_named_and_nothing_is_lost(domain):
+def test_a_missing_target_topic_raises_and_loses_no_record(domain):
     topic, group = domain.data_topic(1, records_each=BATCH), domain.unique("copy")
     target = domain.unique("absent")
     with (

@@ -1,4 +1,4 @@
-"""Pausing a live group: owners let go, nothing is handed out, then it goes on."""
+"""Pausing a live group: owners release, no record is handed out, then it continues."""
 
 import threading
 
@@ -16,14 +16,14 @@ from kafka_marshal.protocol.records import ReleaseGroup
 PAUSE_MS = 120_000
 # Jitter, a few round trips, and the scheduling delays of a busy machine.
 SLACK_MS = 10_000
-# Of a domain in which nobody writes anything by itself for longer than a machine can be
-# busy: what is seen sooner came by the engine's long poll, and waited for nothing else.
+# So long that no heartbeat is written during the test: what a client reads sooner came
+# by its long poll, and did not wait for other records.
 IDLE_H_MS = 180_000
 
 
 @pytest.fixture(scope="module")
 def domain(broker, unique):
-    # By one transport: nothing of this looks at how records travel.
+    # One transport is enough: the tests do not depend on it.
     with opened(broker, unique, h_ms=5_000) as domain:
         yield domain
 
@@ -56,8 +56,10 @@ class Pump:
 
 
 @pytest.mark.parametrize("delivery", list(Delivery), ids=lambda d: d.value)
-def test_a_pause_and_its_end(domain, unique, admin, delivery):
-    """All partitions drain; another group is unaffected; resume wakes."""
+def test_a_pause_releases_all_partitions_until_the_group_is_resumed(
+    domain, unique, admin, delivery
+):
+    """Another group is unaffected; a resumed group continues at its positions."""
     topic = domain.data_topic(8, records_each=20)
     paused, other = unique("paused"), unique("other")
     with domain.marshal(paused, "w1") as one, domain.marshal(other, "w1") as two:
@@ -96,8 +98,8 @@ def test_a_pause_and_its_end(domain, unique, admin, delivery):
     assert [two.start for _, two in tenures] == [20] * 8
 
 
-def test_a_pause_ends_by_itself_on_an_idle_log(domain, unique, admin):
-    """Nobody writes, and it goes on all the same."""
+def test_a_pause_expires_on_an_idle_log(domain, unique, admin):
+    """The group continues although nothing else is written."""
     topic = domain.data_topic(4, records_each=5)
     group = unique("expiry")
     with domain.marshal(group, "w1") as marshal:
@@ -120,10 +122,10 @@ def test_a_pause_ends_by_itself_on_an_idle_log(domain, unique, admin):
         assert 0 <= step.timestamp_ms - ends_ms[step.t] <= SLACK_MS * factor_now()
 
 
-def test_a_pause_shows_within_one_fetch_wait(
+def test_live_clients_read_a_pause_without_waiting_for_an_interval(
     broker, unique, transport, record_testsuite_property
 ):
-    """From the append of its last record to the world of a live client."""
+    """Measured from the append of its last record to the state of a live client."""
     group = unique("visible")
     with (
         opened(broker, unique, h_ms=IDLE_H_MS, transport=transport) as domain,

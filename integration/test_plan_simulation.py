@@ -1,4 +1,4 @@
-"""What a simulation of a plan predicts for a kill is what happens then."""
+"""After a kill the owners are those that a simulation of the plan predicts."""
 
 import pytest
 from domain import opened
@@ -34,7 +34,7 @@ def balanced(domain, group, topic):
     return eventually(look, "the group is balanced")
 
 
-def test_after_a_kill_owners_are_those_predicted(domain, unique, tmp_path):
+def test_owners_after_a_kill_are_those_of_the_simulation(domain, unique, tmp_path):
     topic = domain.data_topic(PARTITIONS)
     group = unique("kills")
     with Fleet(domain, tmp_path, group_id=group, topics=[topic]) as fleet:

@@ -14,7 +14,7 @@ PARTITIONS = 12
 
 @pytest.fixture(scope="module")
 def domain(broker, unique):
-    # By one transport: nothing of this looks at how records travel.
+    # One transport is enough: the tests do not depend on it.
     with opened(broker, unique) as domain:
         yield domain
 
@@ -27,10 +27,10 @@ def entries_of(domain):
     return sum(state.next_offset for state in domain.world().partitions)
 
 
-def test_the_next_in_turn_plans_and_only_the_keys_of_the_dead_move(
+def test_the_next_member_plans_and_only_keys_of_dead_members_move(
     domain, unique, tmp_path
 ):
-    """Each planner is killed in turn; nothing else moves."""
+    """One planner after the other is killed."""
     cli = Cli(domain, tmp_path)
     topic = domain.data_topic(PARTITIONS)
     group = unique("planned")
@@ -77,7 +77,7 @@ def test_the_next_in_turn_plans_and_only_the_keys_of_the_dead_move(
         assert domain.owners(group) == owners
 
 
-def test_a_new_member_gets_its_share_by_as_few_moves(domain, unique, tmp_path):
+def test_a_new_member_gets_its_share_with_the_fewest_moves(domain, unique, tmp_path):
     topic = domain.data_topic(PARTITIONS)
     group = unique("joined")
     with domain.admin() as admin:
@@ -86,7 +86,7 @@ def test_a_new_member_gets_its_share_by_as_few_moves(domain, unique, tmp_path):
         for name in ("a", "b"):
             fleet.start(name)
         eventually(lambda: counts(domain, group) == {"a": 6, "b": 6}, "two share")
-        # The first of them may have had all.
+        # One of the two may have had all partitions at first.
         before = tenures_count(domain, group)
         fleet.start("c")
         goal = {"a": 4, "b": 4, "c": 4}
@@ -98,8 +98,8 @@ def tenures_count(domain, group):
     return sum(map(len, domain.history().tenures(group).values()))
 
 
-def test_a_person_asks_for_spread(domain, unique, tmp_path):
-    """Racks get equal parts of each topic; what has them is left as it is."""
+def test_rebalance_with_spread_divides_each_topic_among_racks(domain, unique, tmp_path):
+    """A group that is spread already is not changed."""
     cli, group = Cli(domain, tmp_path), unique("spread")
     topics = [domain.data_topic(4), domain.data_topic(4)]
     words = ("consume", *topics, "--group", group, "--labels")
@@ -128,8 +128,10 @@ def test_a_person_asks_for_spread(domain, unique, tmp_path):
         assert (again["moves"], again["is_executed"]) == ([], False)
 
 
-def test_the_command_restarts_under_another_name(domain, unique, tmp_path):
-    """Of `marshal consume --restarts`, and a member that replaces any."""
+def test_a_consumer_restarted_under_another_name_gets_the_same_share(
+    domain, unique, tmp_path
+):
+    """With `marshal consume --restarts`, and the label `replaces=*`."""
     cli, topic, group = Cli(domain, tmp_path), domain.data_topic(4), unique("renamed")
     words = ("consume", topic, "--group", group, "--restarts", "--client-id")
     with domain.admin() as admin:

@@ -1,4 +1,4 @@
-"""Who takes what, who gives up what and why, on a real broker; judged by the log."""
+"""Which partitions members claim and release, and why, by the log of a real broker."""
 
 import json
 import sys
@@ -17,13 +17,13 @@ from kafka_marshal_cli.assembly import app
 
 
 def slack_ms():
-    """A busy machine: what waits for a round waits for the processor."""
+    """Return how late a round may be on a busy machine."""
     return 10_000 * factor_now()
 
 
 @pytest.fixture(scope="module")
 def domain(broker, unique):
-    # By one transport: nothing of this looks at how records travel.
+    # One transport is enough: the tests do not depend on it.
     with opened(broker, unique) as domain:
         yield domain
 
@@ -91,8 +91,8 @@ def released(domain, group, reason):
 # --- too slow, stuck
 
 
-def test_a_slow_owner_gives_up_and_the_lag_falls(domain, unique):
-    """After three cycles another takes it; the reason can be read."""
+def test_a_slow_owner_hands_over_its_partition_and_the_lag_falls(domain, unique):
+    """It does so after three cycles; the log and the command show the reason."""
     topic = domain.data_topic(2)
     group = unique("slow")
     slow = Member(domain, group, "slow", topic, pause_s=0.2)
@@ -144,8 +144,10 @@ def _cli(domain, *arguments):
 
 
 @pytest.mark.parametrize("delivery", list(Delivery))
-def test_a_blocked_handler_loses_its_partition(domain, unique, delivery):
-    """It moves within the interval and jitter, by the log's time."""
+def test_a_blocked_handler_loses_its_partition_to_another_member(
+    domain, unique, delivery
+):
+    """By log time it moves within an interval and jitter."""
     topic = domain.data_topic(1, records_each=50)
     group = unique("blocked")
     place = TopicPartition(topic, 0)
@@ -177,7 +179,9 @@ def test_a_blocked_handler_loses_its_partition(domain, unique, delivery):
 # --- topics that come and go
 
 
-def test_topics_of_a_pattern_and_new_partitions_join_live(domain, unique, monkeypatch):
+def test_new_topics_of_a_pattern_and_new_partitions_are_claimed(
+    domain, unique, monkeypatch
+):
     prefix, names = unique("orders"), iter("ab")
     monkeypatch.setattr(domain, "unique", lambda _name: f"{prefix}-{next(names)}")
     group = unique("pattern")
@@ -205,7 +209,7 @@ def test_topics_of_a_pattern_and_new_partitions_join_live(domain, unique, monkey
 
 
 def test_an_installed_policy_is_used(domain, unique, tmp_path, monkeypatch):
-    """A distribution on the path brings it; it is loaded for real."""
+    """The policy is an entry point of a distribution on the path."""
     (tmp_path / "acme_policies.py").write_text(
         "from kafka_marshal.policies import Plan\n"
         "def odd(view):\n"

@@ -1,4 +1,4 @@
-"""Both readers on a real broker: fetching ahead, pauses, seeks amid full queues."""
+"""Both readers on a real broker: fetching ahead, pauses, seeks with full queues."""
 
 import logging
 import random
@@ -68,7 +68,7 @@ def reader(request, bootstrap_servers):
 
 
 class Account:
-    """Where each partition must go on, and whether what comes fits."""
+    """Keeps the next offset of each partition, and checks the records against it."""
 
     def __init__(self, reader):
         self.reader = reader
@@ -99,12 +99,12 @@ class Account:
         return found
 
 
-def test_every_record_comes_once_through_seeks_pauses_and_assignments(reader, places):
+def test_every_record_is_read_once_despite_seeks_pauses_and_assignments(reader, places):
     read_through_changes(reader, places, steps=60)
 
 
 @pytest.mark.skipif(compiled is None, reason="nothing was compiled here")
-def test_every_record_comes_once_through_switches(
+def test_every_record_is_read_once_despite_switches_of_readers(
     bootstrap_servers, places, monkeypatch
 ):
     switches = switch_always(monkeypatch)
@@ -147,7 +147,7 @@ def read_through_changes(reader, places, *, steps):
     until(lambda: account.poll() == {} and set(account.nexts.values()) == {RECORDS})
 
 
-def test_a_paused_partition_goes_on_where_it_was(reader, places):
+def test_a_paused_partition_continues_at_its_next_offset(reader, places):
     account = Account(reader)
     first, *rest = places[:PARTITIONS]
     account.assign([first, *rest])
@@ -182,9 +182,9 @@ def test_librdkafka_fetches_while_the_application_handles(
     until(lambda: bool(account.poll(1)))
     write(producer, place, 100, 50)
     producer.flush(timeout=60)
-    # Nobody polls: only a fetch shows where the log ends now.
+    # There is no poll: only a fetch in the background shows the new end.
     until(lambda: reader.ends() == {place: 150})
-    # A poll that may not wait finds what was fetched.
+    # A poll without waiting returns the fetched records.
     found = reader.poll(0, 500)
     assert [record.offset for record in found[place]] == list(range(1, 150))
 
@@ -196,7 +196,7 @@ def test_kafka_python_fetches_while_the_application_handles(reader, places):
     account.seek(places[0], 0)
     until(lambda: bool(account.poll(1)))
     fetcher = reader._consumer._fetcher
-    # The last records of a fetch are handed out with the next one under way.
+    # The next fetch is sent before the last records of one are handed out.
     until(lambda: bool(account.poll(100)) and not fetcher._next_partition_records)
     connections = reader._consumer._client.manager.least_used_connections()
     sockets = [each.transport._sock for each in connections]
@@ -212,7 +212,7 @@ def test_kafka_python_fetches_while_the_application_handles(reader, places):
 def test_a_reader_by_topic_id_keeps_its_fetch_session(
     bootstrap_servers, reader, places, caplog
 ):
-    """A request that names no partition, or forgets some, is of the session too."""
+    """Also requests that name no partition, or forget some, belong to the session."""
     caplog.set_level(logging.INFO, logger="kafka.consumer.fetcher")
     log = open_data_log(ConnectionConfig(bootstrap_servers, transport="kafka-python"))
     try:
@@ -232,7 +232,7 @@ def test_a_reader_by_topic_id_keeps_its_fetch_session(
     assert not refused
 
 
-def test_a_position_out_of_range_is_an_error_while_others_flow(reader, places):
+def test_a_position_out_of_range_raises_while_other_partitions_are_read(reader, places):
     bad, *good = places[:PARTITIONS]
     account = Account(reader)
     account.assign([bad, *good])
@@ -251,11 +251,11 @@ def test_a_position_out_of_range_is_an_error_while_others_flow(reader, places):
     until(is_reported)
     assert (caught[0].partition, caught[0].requested) == (bad, RECORDS + 10)
     assert (caught[0].log_start, caught[0].log_end) == (0, RECORDS)
-    # Not only once nothing else was left to read.
+    # The error is raised before all other records are read.
     assert min(account.nexts[each] for each in good) < RECORDS
 
 
-def test_a_topic_that_comes_later_is_read(reader, producer, topics, unique):
+def test_a_topic_created_after_its_assignment_is_read(reader, producer, topics, unique):
     place = TopicPartition(unique("later"), 0)
     account = Account(reader)
     account.assign([place])
@@ -307,7 +307,7 @@ def test_a_record_larger_than_a_fetch_is_read(
 
 
 def _spoil(broker, place, word: bytes) -> None:
-    """Change one byte of a record where it lies on the broker's disk."""
+    """Change one byte of a record on the broker's disk."""
     name = f"{place.topic}-{place.partition}"
     (segment,) = broker.log_path.parent.glob(f"data/{name}/*.log")
     with segment.open("r+b") as log:
@@ -316,14 +316,14 @@ def _spoil(broker, place, word: bytes) -> None:
         log.write(b"X")
 
 
-def test_a_record_that_was_damaged_is_never_passed_over(
+def test_a_damaged_record_is_reported_until_a_seek_skips_it(
     reader, broker, producer, topics, unique
 ):
     topic = unique("damaged")
     topics.create_data_topic(topic, partitions=2)
     bad, good = TopicPartition(topic, 0), TopicPartition(topic, 1)
     for offset in range(3):
-        # A batch of its own for each.
+        # Each record is a batch of its own.
         write(producer, bad, offset, 1)
         producer.flush(timeout=60)
     write(producer, good, 0, 3)
@@ -341,7 +341,7 @@ def test_a_record_that_was_damaged_is_never_passed_over(
         except LogUnreadable as error:
             reported.append(error)
         except CoordinationError as error:
-            # librdkafka may lose its place over it, and is put back.
+            # librdkafka may lose its position by it, and is reset.
             if not error.retriable:
                 raise
         return False

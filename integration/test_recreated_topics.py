@@ -18,7 +18,7 @@ def domain(broker, unique, transport, via):
 
 
 def taken(consumer, count, *, commits):
-    """Consume until at least so many records came; return their values."""
+    """Consume until there are at least so many records; return their values."""
     found = []
 
     def is_there():
@@ -42,7 +42,7 @@ def write(domain, topic, values):
 @pytest.mark.parametrize("count", [60, OLD, 5], ids=["longer", "equal", "shorter"])
 @pytest.mark.parametrize("delivery", list(Delivery), ids=lambda each: each.value)
 def test_a_recreated_topic_is_consumed_once_from_its_beginning(domain, delivery, count):
-    """However many records the new one has; positions of the old one mean nothing."""
+    """However many records the new one has: positions of the old one do not count."""
     topic = domain.data_topic(1, records_each=OLD)
     group = domain.unique("group")
     recorder = Recorder()
@@ -70,7 +70,7 @@ def test_a_recreated_topic_is_consumed_once_from_its_beginning(domain, delivery,
 
 @pytest.mark.direct
 def test_a_deleted_topic_is_reported_as_gone(domain):
-    """It was named, and is consumed again once it exists."""
+    """It is subscribed by name, so it is consumed again once it exists."""
     topic = domain.data_topic(1, records_each=1)
     recorder = Recorder()
     with (

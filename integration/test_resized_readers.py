@@ -19,7 +19,7 @@ ADOPTION_MS = 500
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch):
-    """Nobody reports a generation: the end of each change would take half a minute."""
+    """No member reports a generation, so each change would wait half a minute."""
     monkeypatch.setattr(layout_steps, "FINAL_AFTER_MS", ADOPTION_MS)
 
 
@@ -37,14 +37,16 @@ def consumed(domain, group, topic):
 
 
 def moment():
-    """Return the time as --at has it, apart from what happens before and after."""
+    """Return the time for --at, some ms apart from earlier and later records."""
     time.sleep(0.05)
     now_ms = time.time_ns() // 1_000_000
     time.sleep(0.05)
     return instant(now_ms)
 
 
-def test_readers_follow_each_key(domain, unique, tmp_path):
+def test_claims_and_history_are_read_from_each_keys_partition_over_time(
+    domain, unique, tmp_path
+):
     cli, topic = Cli(domain, tmp_path), domain.data_topic(PARTITIONS, EACH)
     group, moments = unique("group"), {}
     counts = (2, 4, 8, 4)
@@ -95,8 +97,10 @@ def test_readers_follow_each_key(domain, unique, tmp_path):
 
 
 @pytest.mark.parametrize("delivery", ["alo", "amo"])
-def test_a_client_of_a_sidecar_works_on(broker, unique, delivery):
-    """It sees each moving partition end and begin, under a later token."""
+def test_a_sidecar_client_continues_moved_keys_under_new_tokens(
+    broker, unique, delivery
+):
+    """Each moving partition ends, and begins again under a later token."""
     with opened(broker, unique, h_ms=10_000, partitions=2, via="sidecar") as domain:
         topic, group = domain.data_topic(PARTITIONS, EACH), unique("group")
         found: list[tuple[int, int]] = []

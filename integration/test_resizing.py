@@ -1,6 +1,6 @@
 """The number of coordinating partitions changes on a real broker, and goes back.
 
-Most without members: what they do meanwhile has tests of its own.
+There are no members during a change; test_layout_change.py has these.
 """
 
 import pytest
@@ -18,7 +18,7 @@ ADOPTION_MS = 500
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch):
-    """Nobody reports a generation: the end of each change would take half a minute."""
+    """No member reports a generation, so each change would wait half a minute."""
     monkeypatch.setattr(layout_steps, "FINAL_AFTER_MS", ADOPTION_MS)
 
 
@@ -29,7 +29,7 @@ def domain(broker, unique):
 
 
 def consumed(domain, group, topic, count, *, delivery):
-    """Return what a client gets that works until it has so many records."""
+    """Let a client consume so many records; return their partitions and offsets."""
     with domain.marshal(group, f"{group}-{count}") as marshal:
         consumer = marshal.consumer(topic, delivery=delivery)
         found = poll_all(consumer, count)
@@ -40,7 +40,7 @@ def consumed(domain, group, topic, count, *, delivery):
 
 
 def places(domain, group, count):
-    """Return the keys of a group by partition; each is where it belongs."""
+    """Return the state of a group's keys; check that each is in its partition."""
     found = {}
     for t, world in domain.history().worlds.items():
         assert world.layout is None
@@ -68,7 +68,7 @@ def require_settings(domain, names):
 
 
 def resize(cli, count):
-    """Change the number by the command; a pause keeps it from beginning."""
+    """Change the count by the command; check that a pause prevents it."""
     arguments = ("topic", "resize", "--partitions", str(count))
     cli.run("groups", "pause", "paused", "--for", "60s")
     assert list(cli.json(*arguments)["obstacles"]) == ["paused"]
@@ -79,7 +79,9 @@ def resize(cli, count):
     assert cli.json(*arguments, "--execute")["to_count"] == count
 
 
-def test_it_grows_and_shrinks_between_runs(domain, unique, tmp_path):
+def test_the_partition_count_grows_and_shrinks_without_lost_state(
+    domain, unique, tmp_path
+):
     cli, topic = Cli(domain, tmp_path), domain.data_topic(PARTITIONS, EACH)
     groups = {unique("alo"): "alo", unique("amo"): "amo"}
     named = with_settings(domain, unique)

@@ -1,8 +1,8 @@
 """The rights of each role, as SECURITY.md lists them, against a real authorizer.
 
-Each role begins without any right and is granted what the messages ask for, one right
-at a time, until it works. What it has then must be what the table lists: no message
-asks for too much, and no right is missing from the table.
+Each role begins without any right and is granted the rights that error messages name,
+one at a time, until it works. These must be the rights of the table: no message names
+too many, and none is missing from the table.
 """
 
 import re
@@ -52,12 +52,12 @@ class Right(NamedTuple):
 
 @attrs.frozen
 class Role:
-    """What one user of the broker is to do.
+    """The task of one user of the broker.
 
     Attributes:
         user: Name of its principal.
-        servers: The listener that asks who is there.
-        domain: Where it works; topics are made by somebody with all rights.
+        servers: The listener that requires a login.
+        domain: Its domain, whose own clients have all rights.
         transport: What it reads and writes by.
     """
 
@@ -134,7 +134,7 @@ def complaints(recorder: Recorder) -> list[str]:
 
 def consume(role: Role, topic: str, group: str, **settings: object) -> list[str]:
     recorder = Recorder()
-    # What an earlier attempt has read is not handed out again.
+    # Records of an earlier attempt are not handed out again.
     role.domain.produce(topic, 5)
     (end,) = role.domain.of(topic).values()
     with Marshal(
@@ -314,7 +314,7 @@ def without_implied(rights: set[Right]) -> set[Right]:
 
 
 def roles():
-    """Return each role; those of admins alone only write by another transport."""
+    """Return each role; most admins use the second transport only in a proof."""
     both = {"member", "member without mirror", "client of a sidecar", "view", "pause"}
     return [
         pytest.param(
@@ -325,14 +325,16 @@ def roles():
 
 
 @pytest.mark.parametrize("name", roles())
-def test_messages_lead_to_the_rights_of_the_table(listener, domain, unique, name):
+def test_error_messages_name_exactly_the_rights_of_the_documented_table(
+    listener, domain, unique, name
+):
     _, servers = listener
     role = Role(words(name, domain.transport), servers, domain, domain.transport)
     topic, group = domain.data_topic(1), unique("group")
     granted: set[Right] = set()
 
     def try_it() -> Right | None:
-        """Return the right that is missing, None where all was there."""
+        """Return the missing right, None if none is missing."""
         try:
             refused = WORK[name](role, topic, group)
         except (LogUnreadable, LogUnwritable, CoordinationError) as error:
@@ -342,7 +344,7 @@ def test_messages_lead_to_the_rights_of_the_table(listener, domain, unique, name
 
     def next_step() -> bool:
         missing = try_it()
-        # A right reaches the brokers a little after it was granted.
+        # A right takes effect a little after it was granted.
         if missing is not None and missing not in granted:
             domain.grant(
                 role.user, missing.operation, kind=missing.kind, name=missing.name
@@ -362,10 +364,10 @@ def test_messages_lead_to_the_rights_of_the_table(listener, domain, unique, name
 
 
 @pytest.mark.parametrize("withdrawn", ["read log", "write log", "read data"])
-def test_a_right_that_is_withdrawn_ends_a_member_and_loses_nothing(
+def test_a_withdrawn_right_ends_a_member_and_loses_no_record(
     listener, domain, unique, withdrawn
 ):
-    """The error names the right; once it is back, the next member continues."""
+    """The error names the right; when it is granted again, a new member continues."""
     _, servers = listener
     transport = domain.transport
     role = Role(words("withdrawn", transport), servers, domain, transport)
@@ -407,7 +409,7 @@ def test_a_right_that_is_withdrawn_ends_a_member_and_loses_nothing(
         try:
             consume_to(FIRST)
         except (LogUnreadable, LogUnwritable) as error:
-            # Before the rights are everywhere, and after one is withdrawn.
+            # Before the rights take effect, and after one is withdrawn.
             named = Right(*RIGHT.search(str(error)).groups())
             if found:
                 refused.append(named)

@@ -1,4 +1,4 @@
-"""Listeners that want to know who is there, and a log that not all may write."""
+"""Listeners with logins and TLS, and users who may not write to the log."""
 
 import os
 import socket
@@ -39,14 +39,14 @@ from kafka_marshal.testing.broker import EmbeddedBroker, free_ports
 PASSWORDS = {"alice": "wonderland", "reader": "only-reads"}
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
-# Longer than a test may take: who is refused must not try until the end.
+# Longer than a test may take: a client that is refused must not retry until then.
 FOR_EVER_MS = 3_600_000
 
 
 def changing_listeners(home):
     """Two listeners that trust one certificate each, and advertise one port.
 
-    Somebody else forwards connections from there.
+    A forwarder listens on that port.
     """
     before, after, moving = free_ports(3)
     properties, certificates = {}, []
@@ -178,7 +178,9 @@ def consume_all(guarded, servers, options, *, group, transport) -> list[int]:
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_sasl(guarded, unique, transport, mechanism):
+def test_a_client_consumes_over_sasl_with_each_mechanism(
+    guarded, unique, transport, mechanism
+):
     found = consume_all(
         guarded,
         guarded.sasl,
@@ -189,7 +191,7 @@ def test_sasl(guarded, unique, transport, mechanism):
     assert found == [*range(5)]
 
 
-def test_tls(guarded, unique, transport):
+def test_a_client_consumes_over_tls(guarded, unique, transport):
     options = {
         "security.protocol": "SSL",
         "ssl.ca.location": str(guarded.certificate),
@@ -200,7 +202,7 @@ def test_tls(guarded, unique, transport):
     assert found == [*range(5)]
 
 
-def test_mutual_tls(guarded, unique, transport):
+def test_a_client_consumes_over_mutual_tls(guarded, unique, transport):
     options = {
         "security.protocol": "SSL",
         "ssl.ca.location": str(guarded.certificate),
@@ -216,7 +218,7 @@ def test_mutual_tls(guarded, unique, transport):
 def test_a_renewed_certificate_is_used_without_a_restart(
     listeners, unique, transport, tmp_path
 ):
-    """Once brokers no longer accept the former one; the claims go on."""
+    """Brokers no longer accept the former certificate; the claims are kept."""
 
     def write(pair):
         for name, data in zip(("own.pem", "own.key"), pair, strict=True):
@@ -234,7 +236,7 @@ def test_a_renewed_certificate_is_used_without_a_restart(
         "ssl.key.location": str(tmp_path / "own.key"),
     }
     with (
-        # Its leases outlast what a busy machine takes.
+        # Leases are long enough for a busy machine.
         opened(listeners.broker, unique, transport=transport, h_ms=20_000) as domain,
         Forwarder(changing.moving) as forwarder,
     ):
@@ -265,8 +267,8 @@ def test_a_renewed_certificate_is_used_without_a_restart(
 
 
 @pytest.mark.parametrize("listener", ["tls", "sasl"])
-def test_ranges_are_read_as_columns(guarded, unique, listener, monkeypatch):
-    """Responses are received into their buffers, deciphered or not."""
+def test_slices_are_read_over_tls_and_sasl(guarded, unique, listener, monkeypatch):
+    """Responses are received into buffers directly, over TLS too."""
     domain = guarded.domain
     topic = domain.data_topic(1)
     place = TopicPartition(topic, 0)
@@ -360,7 +362,7 @@ def test_a_wrong_password_is_an_error(guarded, transport, open_by):
 
 
 @each_way
-def test_a_login_at_a_port_without_logins_is_an_error(guarded, transport, open_by):
+def test_a_login_at_a_listener_without_sasl_is_an_error(guarded, transport, open_by):
     with pytest.raises(LogUnreadable, match="does not use SASL"):
         open_by(
             guarded,
@@ -372,14 +374,16 @@ def test_a_login_at_a_port_without_logins_is_an_error(guarded, transport, open_b
 
 
 @each_way
-def test_a_port_with_tls_is_named_to_a_client_without_it(guarded, transport, open_by):
-    """At the deadline: also a broker that starts may close a connection at once."""
+def test_a_client_without_tls_gets_an_error_that_names_tls(guarded, transport, open_by):
+    """Only at the deadline: a broker that starts may close connections, too."""
     with pytest.raises(CoordinationError, match="closes connections without TLS"):
         open_by(guarded, guarded.tls, {}, transport=transport, timeout_ms=3_000)
 
 
 @each_way
-def test_a_port_without_tls_is_named_to_a_client_with_it(guarded, transport, open_by):
+def test_a_client_with_tls_gets_an_error_at_a_listener_without_it(
+    guarded, transport, open_by
+):
     options = {"security.protocol": "SSL", "ssl.ca.location": str(guarded.certificate)}
     servers = guarded.domain.servers
     with pytest.raises(CoordinationError, match="does not use TLS"):
@@ -399,7 +403,7 @@ def test_an_untrusted_certificate_is_an_error(guarded, transport, open_by):
 
 @each_way
 def test_a_certificate_of_another_host_is_refused(guarded, transport, open_by):
-    """Though its issuer is trusted; and it is the name alone that is refused."""
+    """Its issuer is trusted, so only the host name is refused."""
     options = {
         "security.protocol": "SSL",
         "ssl.ca.location": str(guarded.other_certificate),
@@ -414,7 +418,9 @@ def test_a_certificate_of_another_host_is_refused(guarded, transport, open_by):
 
 
 @each_way
-def test_a_client_without_a_certificate_is_refused_by_name(guarded, transport, open_by):
+def test_a_client_without_a_certificate_gets_an_error_with_the_option(
+    guarded, transport, open_by
+):
     options = {"security.protocol": "SSL", "ssl.ca.location": str(guarded.certificate)}
     with pytest.raises(CoordinationError, match="Set ssl_certfile"):
         open_by(
@@ -441,8 +447,8 @@ def test_clients_with_one_password_share_an_engine(guarded, unique):
         assert first.engine is second.engine
 
 
-def test_who_may_only_read_sees_the_world(guarded, unique, transport):
-    """No write, no group, no cluster right."""
+def test_a_user_with_only_read_rights_can_open_the_world(guarded, unique, transport):
+    """The user needs no right to write, none on groups, none on the cluster."""
     domain = guarded.domain
     with domain.marshal(unique("seen"), "w1") as marshal:
         consumer = marshal.consumer(domain.data_topic(1))
@@ -481,7 +487,7 @@ def described_to(admin, topic):
 
 
 def test_a_missing_right_to_write_is_an_error(guarded, unique, transport):
-    """LogUnwritable, and not a consumer that waits for ever."""
+    """It raises LogUnwritable; the consumer does not wait for ever."""
     domain = guarded.domain
     topic = domain.data_topic(1)
     for name in (domain.topic, topic):

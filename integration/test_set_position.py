@@ -1,4 +1,4 @@
-"""A live group is set to new positions: all or none of them, and it goes on."""
+"""A live group gets new positions, all or none of them, and continues."""
 
 import json
 import signal
@@ -88,8 +88,8 @@ def open_in(domain, group):
 # --- a live group
 
 
-def test_a_live_group_goes_on_from_the_new_positions_and_back(domain, unique, admin):
-    """Consumers of the library and one over a sidecar; none is restarted."""
+def test_a_reset_of_a_live_group_and_its_undo_set_all_positions(domain, unique, admin):
+    """No consumer is restarted; one is over a sidecar."""
     topic = domain.data_topic(PARTITIONS, records_each=EACH)
     group, total = unique("live"), PARTITIONS * EACH
     names = {"w1": None, "w2": None, "w3": domain.sidecar.address}
@@ -180,7 +180,7 @@ def stored(admin, tmp_path):
 
 
 def finished(domain, admin, group):
-    """End a reset, again if its admin's last records came later; return its outcome."""
+    """Finish a reset, again if its admin's records arrive later; return its outcome."""
     outcome = None
     while True:
         for result in admin.finish(group):
@@ -190,10 +190,10 @@ def finished(domain, admin, group):
 
 
 @pytest.mark.parametrize("ends", ["continued", "finished"])
-def test_an_admin_killed_at_any_step_leaves_all_or_nothing(
+def test_an_admin_killed_at_any_step_sets_all_positions_or_none(
     domain, admin, killer, stored, ends
 ):
-    """28 kills; the larger number with PROOF=1."""
+    """A plain run kills an admin once at each step, and once after the last one."""
     topic, _ = set_up(domain, admin, domain.unique("first"))
     # Pause, Stage, Decide and Resolve.
     records = K + len(places_of(topic, PARTITIONS)) + 1 + K
@@ -221,7 +221,7 @@ def test_an_admin_killed_at_any_step_leaves_all_or_nothing(
         assert {"committed", "aborted"} <= outcomes
 
 
-# --- others meanwhile
+# --- owners that do not release
 
 
 def test_an_owner_that_never_releases_loses_its_partitions(

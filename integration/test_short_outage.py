@@ -1,4 +1,4 @@
-"""A coordinating broker is away for less than an interval (PROTOCOL 5.2)."""
+"""The broker of the log does not answer for less than an interval (PROTOCOL 5.2)."""
 
 import pytest
 from domain import Domain
@@ -6,7 +6,7 @@ from waiting import eventually, wall_ms
 
 from kafka_marshal.testing.broker import EmbeddedBroker
 
-# What a lease allows for beyond it, 38 % of it, is what a busy machine may be late.
+# The lease outlasts the outage by 38 % of it, which is what a busy machine may be late.
 H_MS = 10_000
 RECORDS = 2_000
 
@@ -19,12 +19,14 @@ def broken():
 
 
 @pytest.mark.slow
-def test_an_owner_hands_out_during_an_outage_below_h(broken, unique, transport):
+def test_an_owner_hands_out_records_during_an_outage_below_an_interval(
+    broken, unique, transport
+):
     domain = Domain(broken.bootstrap_servers, unique, h_ms=H_MS, transport=transport)
     try:
         topic, group = domain.data_topic(1, records_each=RECORDS), unique("short")
         with domain.marshal(group, "w") as marshal:
-            # One broker has all topics here: what is fetched is handed out.
+            # One broker has all topics here: only fetched records are handed out.
             consumer = marshal.consumer(topic, max_poll_records=1)
 
             def handed():

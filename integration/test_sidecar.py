@@ -1,4 +1,4 @@
-"""The sidecar's daemon on a real broker, spoken to in plain HTTP."""
+"""The sidecar's daemon on a real broker, tested over plain HTTP."""
 
 import itertools
 import json
@@ -59,7 +59,7 @@ def group(unique):
 
 @pytest.fixture
 def client(request, group):
-    """Makes clients of a sidecar that register, listen and beat."""
+    """Return a function that makes clients with events and heartbeats."""
 
     def make(sidecar, *topics, name="worker", **wants):
         found = PlainClient(sidecar, group, f"{name}-{next(_numbers)}")
@@ -88,11 +88,13 @@ def positions(domain, group):
     }
 
 
-def test_a_client_from_its_first_word_to_its_last(domain, sidecar, client, group):
+def test_a_client_registers_gets_partitions_commits_releases_and_leaves(
+    domain, sidecar, client, group
+):
     topic = domain.data_topic(3, RECORDS)
     worker = client(sidecar)
     first = worker.frames[0][1]
-    # Holding nothing is reported, too.
+    # A snapshot without partitions is sent, too.
     assert (first["type"], first["assigned"]) == ("snapshot", [])
     assert worker.subscribe(topic).json()["topics"] == {topic: 3}
     worker.wait_has(3)
@@ -106,11 +108,11 @@ def test_a_client_from_its_first_word_to_its_last(domain, sidecar, client, group
     assert beaten.status_code == 200, beaten.text
     assert set(worker.deadlines) == set(worker.has)
     assert set(positions(domain, group).values()) == {7}
-    # One is given back.
+    # One partition is released.
     returned = worker.progress((topic, 0), 8)
     assert worker.release(returned, timeout_ms=10_000).status_code == 204
     assert positions(domain, group)[TopicPartition(topic, 0)] == 8
-    # It comes back to the only client there is, and goes with all others.
+    # The only client gets it again, and releases all when it leaves.
     worker.wait_has(3)
     rest = [worker.progress(each, RECORDS) for each in sorted(worker.has)]
     left = worker.leave(returned=rest, timeout_ms=10_000)
@@ -138,14 +140,16 @@ def test_two_clients_of_one_host_share_a_topic(domain, sidecar, client, group):
     assert tokens.isdisjoint((key, each["token"]) for key, each in two.has.items())
 
 
-def test_a_client_that_comes_back_hears_what_it_missed(domain, sidecar, client, group):
-    """Unchanged settings are not reported, and nothing moves."""
+def test_a_client_that_reconnects_gets_the_events_that_it_missed(
+    domain, sidecar, client, group
+):
+    """It gets no event for unchanged partitions, and none moves."""
     topic = domain.data_topic(2, RECORDS)
     worker = client(sidecar, topic)
     worker.wait_has(2)
     before, epochs_before = worker.frames[-1][0], epochs(worker)
     worker.hang_up()
-    # Another group is none of its business.
+    # Events of another group are not sent to it.
     other = domain.data_topic(1)
     with_others = PlainClient(sidecar, f"{group}-others", "other")
     with_others.register()
@@ -157,14 +161,14 @@ def test_a_client_that_comes_back_hears_what_it_missed(domain, sidecar, client, 
     assert (assigned["topic"], assigned["subscription"]) == (other, "")
     assert len(worker.events("snapshot")) == 1
     assert {p: e for p, e in epochs(worker).items() if p[0] == topic} == epochs_before
-    # An id of another life, or none, begins with everything.
+    # After an unknown id the events start with a snapshot.
     worker.hang_up()
     worker.listen("0" * 8 + ".7.0.0")
     assert len(worker.wait_event("snapshot", 2)["assigned"]) == 3
     with_others.close()
 
 
-def test_one_connection_is_one_client_s(sidecar, client, group):
+def test_a_connection_cannot_register_a_second_client(sidecar, client, group):
     worker = client(sidecar)
     other = paths.CLIENT.format(group=group, client="other")
     body = {"instance": "ab" * 16, "beat_ms": 100}
@@ -173,7 +177,9 @@ def test_one_connection_is_one_client_s(sidecar, client, group):
     assert worker.beat().status_code == 200
 
 
-def test_grants_are_the_log_s_to_give(domain, sidecar, client, group):
+def test_grants_are_disjoint_and_require_the_secret_of_the_claim(
+    domain, sidecar, client, group
+):
     topic = domain.data_topic(1, RECORDS)
     worker = client(sidecar, topic, delivery="amo")
     worker.wait_has(1)
@@ -191,7 +197,7 @@ def test_grants_are_the_log_s_to_give(domain, sidecar, client, group):
     grants = paths.GRANTS.format(group=group)
     granted = worker.http.post(grants, json=ask).json()
     assert (granted["outcome"], granted["first"], granted["last"]) == ("accepted", 0, 3)
-    # Nobody is given the same again, not under any name.
+    # The same offsets are not granted again to another grantee.
     again = worker.http.post(grants, json={**ask, "grantee": "ef" * 16}).json()
     assert again["first"] is None or again["first"] > 3
     stranger = worker.http.post(grants, json={**ask, "last": 9, "secret": "00" * 16})
@@ -202,7 +208,9 @@ def test_grants_are_the_log_s_to_give(domain, sidecar, client, group):
     assert stale.json().get("outcome") != "accepted"
 
 
-def test_views_have_the_time_and_offsets_that_they_show(domain, sidecar, client, group):
+def test_views_state_the_time_and_offsets_of_their_state(
+    domain, sidecar, client, group
+):
     topic = domain.data_topic(2, RECORDS)
     worker = client(sidecar, topic)
     worker.wait_has(2)
@@ -224,7 +232,7 @@ def test_views_have_the_time_and_offsets_that_they_show(domain, sidecar, client,
     assert f'marshal_sidecar_clients{{group="{group}",state="ready"}} 1.0' in figures
 
 
-def test_it_the_command_and_the_library_show_the_same(
+def test_sidecar_command_and_library_show_the_same_claims(
     domain, sidecar, client, group, tmp_path
 ):
     topic = domain.data_topic(2, RECORDS)
@@ -251,7 +259,9 @@ def test_it_the_command_and_the_library_show_the_same(
     eventually(agree, "all show the same claims")
 
 
-def test_the_command_asks_it(domain, sidecar, client, tmp_path):
+def test_the_sidecar_commands_show_status_clients_and_errors(
+    domain, sidecar, client, tmp_path
+):
     cli = Cli(domain, tmp_path)
     where = ("--socket", str(sidecar.path))
     found = cli.json("sidecar", "status", "--check", "ready", *where)
@@ -269,8 +279,8 @@ def test_the_command_asks_it(domain, sidecar, client, tmp_path):
     assert "127.0.0.1:1" in line
 
 
-def test_a_crash_moves_nothing_and_a_shutdown_hands_over(domain, client, group):
-    """Decisions 5 and 8: subleases outlive the process; a drain returns them all."""
+def test_a_crash_moves_no_claim_and_a_shutdown_releases_all(domain, client, group):
+    """Subleases outlive the process; a drain releases all claims."""
     topic = domain.data_topic(3, RECORDS)
     env = {"MARSHAL_SIDECAR_LOG_FORMAT": "json"}
     with start_sidecar(domain, client_id="host-2", env=env) as sidecar:
@@ -288,7 +298,7 @@ def test_a_crash_moves_nothing_and_a_shutdown_hands_over(domain, client, group):
         worker.listen(worker.frames[-1][0])
         worker.wait_event("snapshot", 2)
         assert set(worker.has) == before
-        # The same hold, resumed: nobody else was in between.
+        # The same claims are resumed: there was no other owner in between.
         for key, state in domain.states(group).items():
             assert state.owner.client_id == owned[key].owner.client_id == "host-2"
             assert state.position == 4
@@ -309,7 +319,7 @@ def test_a_crash_moves_nothing_and_a_shutdown_hands_over(domain, client, group):
         assert not sidecar.path.exists()
 
 
-def test_a_group_is_reset_and_set_back_by_requests(domain, client, group):
+def test_a_group_is_reset_and_its_reset_undone_by_http_requests(domain, client, group):
     topic = domain.data_topic(2, RECORDS)
     base = f"/v1/groups/{group}"
     with start_sidecar(
@@ -321,7 +331,7 @@ def test_a_group_is_reset_and_set_back_by_requests(domain, client, group):
         worker.beat(*progress, flush=True, timeout_ms=10_000)
 
         def release_all():
-            """Confirm what the pause of the operation recalls, each claim once."""
+            """Release the partitions that the pause recalls, each claim once."""
             for event in worker.events("release"):
                 had = worker.has.get(place(event))
                 # Behind the commit, a later claim of it may have been assigned.
@@ -365,7 +375,7 @@ def test_a_group_is_reset_and_set_back_by_requests(domain, client, group):
         assert sidecar.stop() == 0, sidecar.log
 
 
-# --- anything that fits the description
+# --- requests that fit the description
 
 DESCRIPTION = routes.openapi_document()
 
@@ -428,14 +438,14 @@ def requests(draw):
     return route.method, route.path.format(**parts), body
 
 
-# Streams have tests of their own; pids that are a stranger's are not to be watched.
+# Streams have tests of their own; pids of foreign processes must not be watched.
 NOT_FUZZED = {"events", "children"}
 
 
 # Threads of kafka-python draw their pauses from ``random`` while a strategy runs.
 @pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
-def test_nothing_that_fits_the_description_is_a_fault(domain):
-    """Whatever makes sense to the types has an answer that makes sense."""
+def test_no_request_that_fits_the_description_causes_a_fault(domain):
+    """Each request with valid types is answered by success or a documented failure."""
     instance = "ab" * 16
     headers = {api.INSTANCE_HEADER: instance}
     known = paths.CLIENT.format(group="fuzzed", client="known")
@@ -472,7 +482,7 @@ def test_nothing_that_fits_the_description_is_a_fault(domain):
         assert fuzzed.stop() == 0, fuzzed.log
 
 
-# Kafka does not know the topic; come again; not in time.
+# Kafka does not know the topic; retry later; deadline exceeded.
 GOOD = {502, 503, 504}
 
 
@@ -556,7 +566,7 @@ def test_the_documented_commands_work(documented, domain):
     assert answers[-1] == {"action": "shutdown_now"}
     place = TopicPartition(*next(iter(domain.of(documented.text("payments")))))
     assert positions(domain, "billing")[place] == 5
-    # The answer may come before the last release, where the time given is over.
+    # The answer may come before the last release, if the time-out has passed.
     eventually(lambda: set(domain.owners("billing").values()) == {None}, "all is free")
     used = {f"sidecar_{name}" for name in (*names, "run", "status")}
     assert set(SHELL) == used
@@ -578,13 +588,13 @@ def test_the_documented_program_works(documented, domain):
     scope = {"handle": handle}
     exec(compile(code.replace("billing", "python"), name, "exec"), scope)
     assert len(set(handled)) == RECORDS
-    # One that has nothing may be let go before it is known where it begins.
+    # A claim without records may be released before its position is known.
     known = [each for each in positions(domain, "python").values() if each is not None]
     assert sum(known) >= RECORDS
 
 
-def test_its_types_are_those_of_the_library(sidecar):
-    """What the daemon publishes is of the release that the client reads."""
+def test_the_published_api_level_is_that_of_the_library(sidecar):
+    """The daemon and the client are of the same release."""
     found = sidecar.get(paths.OPENAPI).json()
     assert found["openapi"] == "3.1.0"
     assert sidecar.get(paths.INFO).json()["level"] == api.API_LEVEL

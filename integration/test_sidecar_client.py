@@ -1,4 +1,4 @@
-"""A client of a sidecar when that dies, hangs, or the client itself does."""
+"""Clients of a sidecar when the sidecar or the client dies or hangs."""
 
 import json
 import signal
@@ -32,7 +32,7 @@ def domain(broker, unique):
 
 @pytest.fixture
 def sidecar(domain):
-    """A sidecar that a test may harm."""
+    """A sidecar that a test may kill or stop."""
     with start_sidecar(domain, client_id=domain.unique("host")) as sidecar:
         yield sidecar
 
@@ -76,10 +76,10 @@ def handled_after(worker, at_ms):
 
 
 @KINDS
-def test_a_killed_sidecar_comes_back_to_the_same_claims(
+def test_a_killed_sidecar_continues_its_claims_after_a_restart(
     domain, sidecar, tmp_path, delivery
 ):
-    """Nothing is lost at least once, nothing is done twice at most once."""
+    """At least once loses no record; at most once processes none twice."""
     with team_of(domain, tmp_path, sidecar, delivery=delivery) as fleet:
         worker = fleet.start("w1")
         await_busy(worker)
@@ -108,7 +108,7 @@ def test_a_killed_sidecar_comes_back_to_the_same_claims(
         pytest.param(signal.SIGSTOP, "alo", id="hung"),
     ],
 )
-def test_a_sidecar_that_is_gone_stops_its_clients_by_their_deadlines(
+def test_clients_of_a_dead_or_hung_sidecar_stop_at_their_deadlines(
     domain, sidecar, tmp_path, delivery, how
 ):
     with team_of(
@@ -119,7 +119,7 @@ def test_a_sidecar_that_is_gone_stops_its_clients_by_their_deadlines(
         sidecar.signal(how)
         gone_ms = wall_ms()
         worker.wait_for("lost", reason="lease_expired")
-        # Nothing more than the one record that it was in.
+        # Only the record that it was processing.
         assert len(handled_after(worker, gone_ms + 2 * domain.h_ms)) <= 1
         if how is signal.SIGSTOP:
             sidecar.signal(signal.SIGCONT)
@@ -143,7 +143,7 @@ def test_a_sidecar_that_is_gone_stops_its_clients_by_their_deadlines(
 def test_another_host_takes_over_from_a_client_that_hangs(
     domain, sidecar, tmp_path, delivery
 ):
-    """A woken client does no further work: its deadlines were its own."""
+    """The resumed client stops by its own deadlines."""
     with (
         start_sidecar(domain, client_id=domain.unique("host")) as other,
         team_of(domain, tmp_path, sidecar, delivery=delivery, policy="greedy") as fleet,
@@ -174,8 +174,8 @@ def test_another_host_takes_over_from_a_client_that_hangs(
 # --- the connection is lost, and found again
 
 
-def test_a_client_that_is_back_in_time_keeps_what_it_had(domain, sidecar, unique):
-    """Not one record of the log but beats."""
+def test_a_client_that_reconnects_in_time_keeps_its_claims(domain, sidecar, unique):
+    """No claim ends in the log, and the session does not fail."""
     topic, group = domain.data_topic(3, records_each=5), unique("back")
     recorder = Recorder()
     with domain.marshal(
@@ -202,7 +202,7 @@ def test_a_client_that_is_back_in_time_keeps_what_it_had(domain, sidecar, unique
 # --- what is reported
 
 
-def test_a_flush_stands_in_the_log(domain, unique):
+def test_a_flush_returns_when_the_position_is_in_the_log(domain, unique):
     topic, group = domain.data_topic(1, records_each=9), unique("flush")
     with domain.marshal(group, "w1") as marshal:
         consumer = marshal.consumer(topic)
@@ -213,8 +213,8 @@ def test_a_flush_stands_in_the_log(domain, unique):
 
 
 @pytest.mark.parametrize("delivery", list(Delivery), ids=lambda each: each.value)
-def test_a_client_ends_although_its_sidecar_is_gone(broker, unique, delivery):
-    """It waits neither for a verdict, nor for as long as a close may take."""
+def test_a_client_closes_although_its_sidecar_is_dead(broker, unique, delivery):
+    """It waits neither for a verdict nor for the time-out of the close."""
     with ExitStack() as stack:
         opening = opened(broker, unique, h_ms=60_000, via="sidecar", transport="fast")
         domain = stack.enter_context(opening)
@@ -242,8 +242,8 @@ def test_a_client_ends_although_its_sidecar_is_gone(broker, unique, delivery):
         assert recorder.named("close_unconfirmed")
 
 
-def test_at_most_once_continues_within_a_small_span(broker, unique):
-    """What is fetched at once is more than one request may ask for."""
+def test_at_most_once_a_small_span_limit_loses_no_record(broker, unique):
+    """A fetch returns more records than one grant may cover."""
     with opened(
         broker, unique, via="sidecar", transport="fast", limits={"span": 50}
     ) as domain:
@@ -254,7 +254,7 @@ def test_at_most_once_continues_within_a_small_span(broker, unique):
     assert [record.offset for record in records] == list(range(400))
 
 
-def test_a_pause_waits_for_what_is_in_hand(domain, unique):
+def test_a_pause_waits_for_uncommitted_records(domain, unique):
     topic, group = domain.data_topic(1, records_each=10), unique("pause")
     place = TopicPartition(topic, 0)
     with domain.marshal(group, "w1") as marshal, domain.admin() as admin:
@@ -279,10 +279,10 @@ def test_a_pause_waits_for_what_is_in_hand(domain, unique):
         assert poll_all(consumer, 6)[0].offset == 4
 
 
-# --- other ways in
+# --- TCP and profiles
 
 
-def test_tcp_with_a_token(domain, unique, tmp_path):
+def test_over_tcp_a_client_needs_the_token_of_the_sidecar(domain, unique, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         place = f"127.0.0.1:{free.getsockname()[1]}"

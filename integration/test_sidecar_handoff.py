@@ -1,4 +1,4 @@
-"""Partitions of sidecars are handed off while somebody works on them, on a real broker.
+"""Partitions of sidecars are handed off while workers use them, on a real broker.
 
 Sidecars, and the workers behind them, are processes of their own.
 """
@@ -32,7 +32,7 @@ def domain(broker, unique):
 
 
 class Traffic:
-    """Records that keep coming to every partition of a topic."""
+    """Produces records to every partition of a topic until it is stopped."""
 
     def __init__(self, domain, topic):
         self._domain, self._topic = domain, topic
@@ -64,7 +64,7 @@ def traffic(domain, topic):
 
 @pytest.fixture
 def fleet(domain, unique, topic, tmp_path):
-    """Workers of one group, which load state before a partition comes."""
+    """Workers of one group, which load state before they get a partition."""
     usual = {"max_poll_records": 1, "handle_ms": 0, "warm_ms": WARM_MS}
     group = unique("handoff")
     with Fleet(domain, tmp_path, group_id=group, topics=[topic], **usual) as found:
@@ -72,7 +72,7 @@ def fleet(domain, unique, topic, tmp_path):
 
 
 class Group:
-    """What the log shows of a group."""
+    """The state and history of a group by the log."""
 
     def __init__(self, domain, fleet):
         self.domain = domain
@@ -92,7 +92,7 @@ class Group:
         )
 
     def await_shared(self, *names):
-        """Wait until each of them has something, and nothing is on its way."""
+        """Wait until each of them has a partition, and no offer is open."""
 
         def is_shared():
             found = self.counts()
@@ -106,7 +106,7 @@ class Group:
         return self.domain.history().of(*effects, group_id=self.name)
 
     def await_handled(self, fleet):
-        """Wait until all is processed; nothing is lost, nothing is done twice."""
+        """Wait until all records are processed, and check that none was twice."""
         produced = self.domain.of(self.topic)
         eventually(lambda: not fleet.journal.lost(produced), "all is handled", 90_000)
         assert fleet.journal.duplicated() == {}
@@ -118,7 +118,9 @@ def partitions_of(fleet, client_id):
     }
 
 
-def test_clients_of_one_sidecar_hand_off_without_a_record(domain, fleet, traffic):
+def test_clients_of_one_sidecar_hand_off_without_records_in_the_log(
+    domain, fleet, traffic
+):
     group = Group(domain, fleet)
     with start_sidecar(domain, client_id="one") as sidecar:
         fleet.start("w1", sidecar=sidecar.address)
@@ -131,7 +133,7 @@ def test_clients_of_one_sidecar_hand_off_without_a_record(domain, fleet, traffic
         warmed = second.journal.of("warmed")
         assert {line["owner"] for line in warmed} == {"w1"}
         for line in warmed:
-            # The first worker went on while the second one loaded its state.
+            # The first worker handled records while the second one loaded its state.
             while_warming = [
                 each
                 for each in fleet.journal.handled
@@ -147,14 +149,14 @@ def test_clients_of_one_sidecar_hand_off_without_a_record(domain, fleet, traffic
 def test_a_drained_host_hands_off_all_that_its_sidecar_holds(
     domain, fleet, traffic, tmp_path, monkeypatch
 ):
-    """0 keys, 0 lost, 0 twice; and the early end by its op_id."""
+    """No record is lost or repeated; the drain is ended early by its op_id."""
     group, cli = Group(domain, fleet), Cli(domain, tmp_path)
     host = socket.gethostname()
     with start_sidecar(domain, client_id="one") as sidecar:
         for name in ("w1", "w2", "w3"):
             fleet.start(name, sidecar=sidecar.address)
         group.await_counts(one=KEYS)
-        # The other host: a process that believes to be there.
+        # The other host: a process with another host name.
         fleet.start("far", hostname=FAR)
         group.await_shared("one", "far")
         words = ("clients", "drain", "--host", host, "--wait", "--timeout", "90s")
@@ -184,7 +186,7 @@ def test_sigterm_of_a_sidecar_hands_off_before_it_ends(domain, fleet, traffic):
         group.await_shared("one", "far")
         assert sidecar.stop() == 0, sidecar.log
         assert group.counts() == {"far": KEYS}
-        # All of them warm, and none of them twice.
+        # All handoffs are warm, and each partition is handed off once.
         handed = sorted(step.key.partition for step in group.steps("ready"))
         assert handed == list(range(KEYS))
         assert "other hosts did not take over" not in sidecar.log
@@ -212,10 +214,10 @@ def test_a_second_sigterm_ends_a_handoff_at_once(domain, fleet):
         worker.kill()
 
 
-def test_a_rolling_restart_moves_what_is_restarted_and_nothing_else(
+def test_a_rolling_restart_moves_each_partition_at_most_twice(
     domain, fleet, traffic, record_property
 ):
-    """With stable names: each partition leaves its host once, and comes back once."""
+    """With stable names each partition leaves its host once, and returns once."""
     group = Group(domain, fleet)
     names = ("one", "two", "three")
     with (
@@ -250,7 +252,7 @@ def test_a_rolling_restart_moves_what_is_restarted_and_nothing_else(
 
 
 def test_a_rollout_with_new_names_moves_each_partition_once(domain, fleet, traffic):
-    """As deploy/kubernetes does, each pod a sidecar and a worker."""
+    """As with deploy/kubernetes, where each pod is a sidecar and a worker."""
     group = Group(domain, fleet)
     env = {"MARSHAL_LABELS": "replaces=*"}
     with contextlib.ExitStack() as stack, domain.admin() as admin:
@@ -284,7 +286,7 @@ def test_a_rollout_with_new_names_moves_each_partition_once(domain, fleet, traff
         group.await_handled(fleet)
         moves = Counter(step.key.partition for step in group.steps("claimed")[begun:])
         assert moves == dict.fromkeys(range(KEYS), 1)
-        # All of them warm: from a living owner.
+        # All handoffs are warm, from a living owner.
         assert len(group.steps("ready")) >= KEYS
         for worker in fleet.workers:
             worker.ask_to_end()

@@ -1,4 +1,4 @@
-"""Fetching goes on while a batch is handled, also where the broker is far away."""
+"""Readers fetch while a batch is handled, also from a distant broker."""
 
 import pytest
 from confluent_kafka import Producer
@@ -45,10 +45,10 @@ def topic(domain):
     return name
 
 
-def test_the_next_batch_comes_while_one_is_handled(
+def test_the_next_batch_is_fetched_while_one_is_handled(
     link, domain, topic, unique, transport
 ):
-    """Nothing is timed: what counts is that bytes arrive though nobody polls."""
+    """Times are not checked: bytes must arrive although there is no poll."""
     group = unique("far")
     with domain.marshal(group, "w", transport=transport) as marshal:
         began = link.delivered_bytes
@@ -62,7 +62,7 @@ def test_the_next_batch_comes_while_one_is_handled(
             taken = handled + len(records)
 
             def comes_by_itself(taken=taken):
-                """More has arrived than was handed out: nobody polled for that."""
+                """Return whether more bytes have arrived than were handed out."""
                 arrived = link.delivered_bytes - began
                 return arrived >= min(
                     RECORDS * VALUE_BYTES, taken * VALUE_BYTES + PART_BYTES
@@ -75,7 +75,7 @@ def test_the_next_batch_comes_while_one_is_handled(
 
 
 def test_a_poll_that_waited_for_its_records_starts_the_next_fetch(link, domain, topic):
-    """The wait and the end of it are one poll: nothing else asks for more."""
+    """That one poll waits and returns; no other call requests more."""
     place = TopicPartition(topic, 0)
     reader = KafkaDataReader(ConnectionConfig(domain.servers))
     try:

@@ -1,4 +1,4 @@
-"""Kept states of a host, on a real broker: checked, then used as a start."""
+"""Snapshots of a host on a real broker: verified, then used at a start."""
 
 import pytest
 from domain import Recorder, opened
@@ -19,7 +19,7 @@ def domain(broker, unique, transport):
 
 
 def start(domain, home):
-    """Start an engine, and end it in order; return what it observed."""
+    """Start an engine, and close it; return its events."""
     seen = Recorder()
     options = {"state_dir": home, "checkpoint_interval_ms": 0}
     domain.marshal("g", "one", observer=seen, **options).close()
@@ -30,7 +30,9 @@ def restored(seen):
     return {event.fields["partition"] for event in seen.named("restored")}
 
 
-def test_a_host_goes_on_from_what_it_kept(domain, tmp_path, monkeypatch):
+def test_an_engine_starts_from_valid_snapshots_of_its_host(
+    domain, tmp_path, monkeypatch
+):
     for t in TS:
         for _ in range(ENTRIES_MIN):
             domain._producer.send(domain.topic, b"noise", partition=t)
@@ -47,7 +49,7 @@ def test_a_host_goes_on_from_what_it_kept(domain, tmp_path, monkeypatch):
     assert [digest(world) for world in view.partitions] == whole
     assert view.to_object() == domain.world(state_dir="").to_object()
 
-    # Damaged, they cost reading and nothing else.
+    # A damaged snapshot is ignored: the log is read from its start.
     for path in files:
         value = bytearray(path.read_bytes())
         value[len(value) // 2] ^= 1
@@ -55,7 +57,7 @@ def test_a_host_goes_on_from_what_it_kept(domain, tmp_path, monkeypatch):
     seen = start(domain, home)
     assert restored(seen) == set()
 
-    # The log forgets its beginning: only who has kept a state may go on.
+    # Without the start of the log, only an engine with a snapshot can start.
     seen = start(domain, home)
     assert restored(seen) == set(TS)
     befores = {Place(domain.topic, t): ENTRIES_MIN for t in TS}
@@ -65,7 +67,7 @@ def test_a_host_goes_on_from_what_it_kept(domain, tmp_path, monkeypatch):
     assert domain.world(state_dir=home).config().partition_count == len(TS)
     with pytest.raises(LogUnreadable, match="begins above offset 0"):
         start(domain, "")
-    # What is folded without its beginning is never kept as a state.
+    # A state that was folded without the log's start is not stored.
     monkeypatch.setattr(world, "KEEP_ENTRIES_MIN", 1)
     bare = tmp_path / "bare"
     assert domain.world(state_dir=bare).log_start_missing == tuple(TS)

@@ -1,4 +1,4 @@
-"""Who holds what as processes come, go, restart and share a name."""
+"""Owners while processes join, leave, restart and share a name."""
 
 import signal
 from itertools import pairwise
@@ -31,7 +31,7 @@ def slow(broker, unique, transport):
 # --- restarts
 
 
-def test_a_restart_within_h_resumes(slow, unique, tmp_path):
+def test_a_restart_within_an_interval_resumes_its_claims(slow, unique, tmp_path):
     """Same client_id and state directory; no takeover in the log."""
     topic = slow.data_topic(4, records_each=400)
     group = unique("restart")
@@ -53,7 +53,7 @@ def test_a_restart_within_h_resumes(slow, unique, tmp_path):
 
 
 def test_kept_claims_are_resumed(slow, unique, tmp_path):
-    """``close(release=False)`` is a last beat; the same name goes on at once."""
+    """``close(release=False)`` sends a last heartbeat; a restart continues at once."""
     topic = slow.data_topic(2, records_each=10)
     group = unique("kept")
     found = []
@@ -74,8 +74,8 @@ def test_kept_claims_are_resumed(slow, unique, tmp_path):
     assert set(slow.owners(group).values()) == {"w1"}
 
 
-def test_kept_claims_are_not_free_before_2h(domain, unique, tmp_path):
-    """None before two intervals; a release is taken over within seconds."""
+def test_kept_claims_are_taken_over_only_when_stale(domain, unique, tmp_path):
+    """That is after two intervals; a released claim is taken over within seconds."""
     topic = domain.data_topic(2)
     group = unique("kept")
     with domain.marshal(group, "w2") as other:
@@ -91,7 +91,7 @@ def test_kept_claims_are_not_free_before_2h(domain, unique, tmp_path):
 
 
 def test_a_release_is_taken_over_at_once(slow, unique, tmp_path):
-    """SIGTERM: the next claimer starts exactly where the last one stopped."""
+    """After SIGTERM the next owner starts exactly at the last position."""
     topic = slow.data_topic(3, records_each=3_000)
     group = unique("sigterm")
     with Fleet(slow, tmp_path, group_id=group, topics=[topic]) as fleet:
@@ -119,14 +119,16 @@ def test_a_release_is_taken_over_at_once(slow, unique, tmp_path):
 # --- two processes of one name
 
 
-def test_two_processes_with_one_name_on_two_hosts(domain, unique, tmp_path):
-    """Exactly one holds; the later fails, the earlier continues."""
+def test_a_second_process_with_the_same_name_on_another_host_fails(
+    domain, unique, tmp_path
+):
+    """The later process fails, the earlier one continues."""
     topic = domain.data_topic(2, records_each=2_000)
     group = unique("twins")
     other = tmp_path / "other"
     other.mkdir()
     with Fleet(domain, tmp_path, group_id=group, topics=[topic]) as fleet:
-        # So slow that it has work left when the other has failed.
+        # So slow that it has records left when the other has failed.
         first = fleet.start("w1", handle_ms=20)
         domain.wait_owned(group, topic, by={"w1"})
         second = fleet.start("w1", state_dir=str(other))
@@ -142,8 +144,8 @@ def test_two_processes_with_one_name_on_two_hosts(domain, unique, tmp_path):
     assert all(len(ts) == 1 for ts in domain.history().tenures(group).values())
 
 
-def test_a_woken_zombie_of_the_same_name_yields(domain, unique, tmp_path):
-    """Its successor, started elsewhere meanwhile under its name, goes on."""
+def test_a_resumed_process_ends_if_another_has_its_name(domain, unique, tmp_path):
+    """Meanwhile a process with its name was started elsewhere, which continues."""
     topic = domain.data_topic(2, records_each=2_000)
     group = unique("zombie")
     other = tmp_path / "other"
@@ -153,7 +155,7 @@ def test_a_woken_zombie_of_the_same_name_yields(domain, unique, tmp_path):
         domain.wait_owned(group, topic, by={"w1"})
         eventually(lambda: old.journal.handled, "it works")
         old.signal(signal.SIGSTOP)
-        # So slow that it has work left when the old one has failed.
+        # So slow that it has records left when the old one has failed.
         new = fleet.start("w1", state_dir=str(other), handle_ms=20)
         eventually(lambda: len(new.journal.of("claimed")) == 2, "it is replaced")
         woken_ms = wall_ms()
@@ -171,8 +173,10 @@ def test_a_woken_zombie_of_the_same_name_yields(domain, unique, tmp_path):
 # --- policies
 
 
-def test_fair_shares_follow_the_members(domain, unique, tmp_path):
-    """1, then 3, then 1 member; what does not move is not interrupted."""
+def test_fair_shares_follow_the_members_and_other_partitions_do_not_move(
+    domain, unique, tmp_path
+):
+    """1, then 3, then 1 member; partitions that do not move are not interrupted."""
     topic = domain.data_topic(12, records_each=500)
     group = unique("fair")
     settings = {"group_id": group, "topics": [topic], "handle_ms": 1}
@@ -205,8 +209,8 @@ def test_fair_shares_follow_the_members(domain, unique, tmp_path):
     assert journal.duplicated() == {}
 
 
-def test_a_standby_takes_over(domain, unique, tmp_path):
-    """One partition, one at work, one hot; killed: the standby owns."""
+def test_an_idle_member_takes_over_from_a_killed_owner(domain, unique, tmp_path):
+    """The second member has no partition until the owner of the only one is killed."""
     topic = domain.data_topic(1, records_each=1_000)
     group = unique("standby")
     with Fleet(domain, tmp_path, group_id=group, topics=[topic]) as fleet:

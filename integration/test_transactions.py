@@ -1,4 +1,4 @@
-"""Behind a transactional producer: what is handed out, and lag that reaches 0."""
+"""Records of transactional producers: which are handed out, and lag that reaches 0."""
 
 import json
 
@@ -39,7 +39,7 @@ def place(domain):
         for _ in range(EACH):
             value = b"aborted" if is_aborted else b"committed"
             writer.send(place.topic, value, partition=0)
-        # What was not sent yet is not written where it is aborted.
+        # Otherwise records that are not sent yet would not be written at an abort.
         writer.flush(timeout=60)
         if is_aborted:
             writer.abort_transaction()
@@ -51,7 +51,7 @@ def place(domain):
 
 @pytest.mark.parametrize("delivery", list(Delivery))
 @pytest.mark.parametrize("level", ["read_uncommitted", "read_committed"])
-def test_every_record_comes_once_and_the_position_reaches_the_end(
+def test_every_record_is_read_once_and_the_position_reaches_the_end(
     domain, place, level, delivery
 ):
     group = domain.unique("readers")
@@ -97,8 +97,8 @@ def test_the_command_reads_committed_records_with_isolation_level(
 
 
 @pytest.mark.parametrize("delivery", list(Delivery))
-def test_an_open_transaction_holds_back_what_it_may_still_abort(domain, delivery):
-    """And what other producers write behind it, until it ends."""
+def test_an_open_transaction_holds_back_its_records_and_later_ones(domain, delivery):
+    """Later records are those of any producer, until it ends."""
     place = TopicPartition(domain.data_topic(1, records_each=EACH), 0)
     writer = KafkaProducer(
         bootstrap_servers=domain.servers,

@@ -1,7 +1,7 @@
-"""The coordination log loses its end while nobody runs; kept states know better.
+"""The coordination log loses its end while no process runs; snapshots reveal it.
 
 At most once: a process that starts on a host reports every offset whose grant the log
-has lost, as far as the kept state of the host has it (PROTOCOL 7.5). The log is cut
+has lost, as far as a snapshot of the host has the grant (PROTOCOL 7.5). The log is cut
 on the disk of a real broker.
 """
 
@@ -26,7 +26,7 @@ PYTHON = "kafka-python"
 
 
 class Case(NamedTuple):
-    """How a process ended, from which record on the log is cut, and who starts next."""
+    """How a process ends, where the log is cut, and which process starts next."""
 
     transport: str
     is_killed: bool
@@ -58,13 +58,13 @@ def fleet_of(domain, home, group, topic):
         handle_ms=20,
         release=False,
         keep_ms=KEEP_MS,
-        # Or who comes next begins at the offsets that Kafka has of the group.
+        # Otherwise the next process begins at the offsets that Kafka has of the group.
         mirror_offsets=False,
     )
 
 
 def kept_granted(home, key):
-    """Return how far the host knows that a key was granted; None where it does not."""
+    """Return the granted offset of a key by the host's snapshots, None without one."""
     for path in kept_files(home):
         for section in read_file(path):
             known = from_bytes(section.state.state).keys.get(key)
@@ -74,7 +74,7 @@ def kept_granted(home, key):
 
 
 def first_offset(domain, kind):
-    """Return where the first accepted record of a kind stands."""
+    """Return the offset of the first accepted record of a kind."""
     return next(
         step.offset
         for step in domain.history().steps
@@ -121,7 +121,7 @@ def offsets_of(worker):
         ),
     ],
 )
-def test_a_start_reports_what_the_host_knows_to_be_granted(
+def test_a_start_reports_grants_of_the_snapshot_that_the_log_has_lost(
     own_broker, domain, unique, tmp_path, case
 ):
     domain.transport = case.transport
@@ -143,24 +143,26 @@ def test_a_start_reports_what_the_host_knows_to_be_granted(
         assert before is None or not before.granted, "the log knows of grants"
 
         if case.lost is ClaimingMessages:
-            # It ends before it knows whether the owner repeats its records.
+            # It is killed before it knows whether the owner sends its records again.
             early = fleet.start("early")
             early.wait_for("observed", name="state_unfit")
             early.kill()
         second = fleet.start(case.name)
         reported = exposed(second, key, timeout_ms=WAIT_MS + 4 * domain.h_ms)
         assert reported == set(range(known))
-        # It is true: what was processed there is handed out again, and nothing says no.
+        # The report is true: processed records are handed out again.
         eventually(lambda: known - 1 in offsets_of(second), "it is processed again")
         twice = set(offsets_of(first)) & set(offsets_of(second))
         assert twice
-        # A state that was kept at an orderly end knows of all; a kill may come later.
+        # A snapshot of an orderly end has all grants; after a kill some may be missing.
         assert {
             each for each in twice if not case.is_killed or each < known
         } <= reported
 
 
-def test_a_start_reports_nothing_where_nothing_is_lost(domain, unique, tmp_path):
+def test_a_start_reports_no_exposed_grant_if_the_log_is_complete(
+    domain, unique, tmp_path
+):
     topic, group = domain.data_topic(1, records_each=RECORDS), unique("whole")
     key = Key(group, topic, 0)
     with fleet_of(domain, tmp_path, group, topic) as fleet:

@@ -1,9 +1,9 @@
-"""The way out of docs/reference.md where the coordination topic has lost its start.
+"""The procedure of docs/reference.md for a coordination topic without its start.
 
 Retention of a real broker deletes the log while no member runs, so every process that
-starts is refused. Then the documented commands are run as they stand there, but for
-addresses and names; those of Kafka that the broker's jars lack are done by an admin
-client. Positions must be kept.
+starts is refused. Then the documented commands are run unchanged, except for
+addresses and names; for commands of Kafka that the broker's jars lack, an admin client
+does the work. Positions must be kept.
 """
 
 import os
@@ -37,7 +37,7 @@ HEADING = "### The log of `__marshal` has lost its start\n"
 BLOCK = re.compile(r"```sh\n(.*?)```", re.DOTALL)
 RETENTION_MS = 300
 PARTITIONS = 2
-# Of data: one, as a fetch brings all of a partition before the next one's turn.
+# Data partitions: one, because a fetch returns all of a partition before the next.
 DATA = 1
 RECORDS = 15_000
 DONE = 100
@@ -70,10 +70,10 @@ def domain(unique):
 
 
 class Operator:
-    """Runs commands as somebody at a terminal does.
+    """Runs commands as a person at a terminal does.
 
     Attributes:
-        names: Words of the document, and what they are here.
+        names: Words of the document, and their values in this test.
     """
 
     def __init__(self, domain, cli, names):
@@ -127,7 +127,7 @@ class Operator:
 
 
 def committed(domain, group, topic):
-    """Return the offsets that Kafka has of a group, once it has all."""
+    """Return a group's committed offsets in Kafka, once all partitions have one."""
     return eventually(
         lambda: (
             found
@@ -147,7 +147,7 @@ def offsets_by_place(worker):
 
 
 def busy(worker):
-    """Wait until a worker has done some of each partition."""
+    """Wait until a worker has handled records of each partition."""
 
     def is_busy():
         done = offsets_by_place(worker)
@@ -173,7 +173,7 @@ def wait_lost(domain):
 
 
 def start_fleets(stack, domain, home, groups, topic):
-    """Return workers' fleets, by guarantee."""
+    """Return fleets of workers, by delivery."""
     fleets = {}
     for kind, group in groups.items():
         (home / kind).mkdir()
@@ -198,13 +198,13 @@ def is_refused(worker):
 
 
 def mending(cli):
-    """Return the command by which the doctor mends the setting."""
+    """Return the command that the doctor shows to repair the setting."""
     output = cli.run("doctor", "-o", "json", code=1).stdout
     (found,) = set(re.findall(r"kafka-configs [^\"]*retention\.ms=-1", output))
     return shlex.split(found)
 
 
-def test_a_log_without_its_start_is_left_with_all_positions(domain, tmp_path):
+def test_documented_commands_move_groups_off_a_log_without_its_start(domain, tmp_path):
     topic = domain.data_topic(DATA, records_each=RECORDS)
     groups = {kind: domain.unique(kind) for kind in ("alo", "amo")}
     cli = Cli(domain, tmp_path)
@@ -239,11 +239,11 @@ def test_a_log_without_its_start_is_left_with_all_positions(domain, tmp_path):
             assert min(offsets_by_place(second["amo"])[place]) == at + SHIFT
 
 
-def test_a_host_that_kept_a_state_lets_all_start_again(broker, unique, tmp_path):
+def test_a_snapshot_of_one_host_lets_all_members_start_again(broker, unique, tmp_path):
     with opened(broker, unique, partitions=1) as domain:
         topic, group = domain.data_topic(1, records_each=50), unique("g")
         no_mirror = {"mirror_offsets": False}
-        # Clients of one process share an engine unless they read in other ways.
+        # Clients of one process share an engine unless their transports differ.
         here = {"state_dir": tmp_path / "state", "transport": "fast"}
         elsewhere = {"transport": "kafka-python"}
         with domain.marshal(group, "w1", **here, **no_mirror) as marshal:

@@ -1,4 +1,4 @@
-"""The read-only view: now, as of an offset, as of a time."""
+"""The read-only view: now, and as of a time."""
 
 import json
 import subprocess
@@ -39,7 +39,7 @@ def owners(world, group):
     return found
 
 
-def test_as_of_a_time(domain, story):
+def test_the_world_at_a_time_has_the_owners_of_that_time(domain, story):
     group, moments = story
     assert owners(domain.world(time_ms=moments["before"]), group) == []
     assert owners(domain.world(time_ms=moments["held"]), group) == [("w1", 5)]
@@ -47,8 +47,8 @@ def test_as_of_a_time(domain, story):
     assert owners(domain.world(), group) == [(None, 5)]
 
 
-def test_all_views_agree(domain, unique):
-    """Another reader, the live engine and a plain fold: one digest."""
+def test_all_views_and_a_plain_fold_have_the_same_state(domain, unique):
+    """Two readers and a plain fold of the whole log give the same object."""
     group = unique("agree")
     topic = domain.data_topic(3)
     with domain.marshal(group, "w1") as marshal:
@@ -61,8 +61,7 @@ def test_all_views_agree(domain, unique):
     assert json.loads(json.dumps(plain)) == plain
 
 
-def test_it_is_never_older_than_the_question(domain, unique):
-    """What was acknowledged before is in the answer."""
+def test_the_world_includes_all_records_acknowledged_before_its_query(domain, unique):
     topic = domain.data_topic(1)
     for _ in range(3):
         group = unique("now")

@@ -1,9 +1,9 @@
-"""A cluster of three brokers, which a module breaks in turn and leaves whole.
+"""A cluster of three brokers, which scenarios of a module break in turn.
 
-What scenarios find goes to ``$CHAOS_REPORT``, a directory, where that is set. At full
-size all of them run, and as often as figures need it; otherwise a slice, once each.
-Each finding is written when its scenario ends, with a report of all so far, and
-whatever a scenario leaves broken is mended before the next: no run is lost to one.
+Findings go to the directory ``$CHAOS_REPORT``, if it is set. At full size all scenarios
+run, as often as figures need it; otherwise a slice, once each.
+Each finding is written when its scenario ends, with a report of all so far. The
+cluster is repaired before the next scenario, so that one failure does not end the run.
 """
 
 import json
@@ -23,7 +23,7 @@ REPORT = os.environ.get("CHAOS_REPORT", "")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In a full run, sort what makes findings first."""
+    """In a full run, sort tests that make findings first."""
     here = Path(__file__).parent
     if IS_PROOF:
         items.sort(key=lambda item: item.path.parent == here and not finds(item))
@@ -58,14 +58,14 @@ def mended(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def times() -> Callable[[int], int]:
-    """How often to repeat what a full run does so often: once in a slice."""
+    """Return a function of the repetitions of a full run; in a slice it returns 1."""
     factor = float(os.environ.get("CHAOS_FACTOR", "1"))
     return lambda count: slice_of(quick=1, full=max(1, round(count * factor)))
 
 
 @pytest.fixture
 def record(request: pytest.FixtureRequest) -> Callable[..., Finding]:
-    """Make a finding, which is written down whatever becomes of the test."""
+    """Make a finding, which is written whether the test passes or fails."""
     made: list[Finding] = []
 
     def make(name: str, title: str, h_ms: int = 2_000) -> Finding:
@@ -80,7 +80,7 @@ def record(request: pytest.FixtureRequest) -> Callable[..., Finding]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
-    """Keep how a scenario ended, also of those that never began."""
+    """Keep the outcome of a scenario, also of one that is skipped or fails early."""
     report = yield
     if report.when == "call":
         text = "passed" if report.passed else f"failed: {call.excinfo.value}"
@@ -100,7 +100,7 @@ def write(name: str, found: dict) -> None:
         folder = Path(REPORT) / "findings"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.json").write_text(json.dumps(found, indent=2))
-        # The page of what there is, should the run go no further.
+        # A page of the findings so far, in case the run is interrupted.
         import chaos_report
 
         chaos_report.make(folder.parent)

@@ -18,9 +18,9 @@ from kafka_marshal.protocol.lease import Lease
 from kafka_marshal.testing.broker import EmbeddedBroker
 
 BATCH = 40
-# What is waited for in earnest; only failures take as long.
+# Limit of waits; only failures take as long.
 END_MS = 180_000
-# Few, so that what is granted does not last through an outage.
+# Few, so that granted records run out during an outage.
 GRANTED = 4
 AT_RISK = GRANTED * BATCH
 KINDS = pytest.mark.parametrize("delivery", ["alo", "amo"])
@@ -28,7 +28,7 @@ KINDS = pytest.mark.parametrize("delivery", ["alo", "amo"])
 
 @attrs.frozen
 class Outcome:
-    """What a scenario left behind, for one guarantee."""
+    """Journal and log after the scenario, for one delivery."""
 
     group_id: str
     produced: dict
@@ -130,7 +130,7 @@ def await_end(domain, group_id, topic):
     eventually(is_done, f"{group_id} reaches the end", END_MS)
 
 
-def test_at_least_once_loses_nothing(outcomes):
+def test_at_least_once_every_record_is_processed(outcomes):
     outcome = outcomes["alo"]
     assert outcome.journal.lost(outcome.produced) == {}
 
@@ -141,8 +141,10 @@ def test_at_least_once_repeats_within_the_bound(outcomes, record_testsuite_prope
     record_testsuite_property("repeated.broker", repeats)
 
 
-def test_at_most_once_repeats_nothing(outcomes, record_testsuite_property):
-    """What is lost was granted, and no more under one claim than may be at risk."""
+def test_at_most_once_nothing_is_repeated_and_losses_are_bounded(
+    outcomes, record_testsuite_property
+):
+    """Only granted records are lost, and at most ``AT_RISK`` of one claim."""
     outcome = outcomes["amo"]
     granted = judge_grants(outcome.journal, outcome.history, outcome.group_id)
     lost = outcome.journal.lost(outcome.produced)
@@ -159,8 +161,8 @@ def test_at_most_once_repeats_nothing(outcomes, record_testsuite_property):
 
 
 @KINDS
-def test_nothing_is_handed_out_after_the_soft_stop(outcomes, delivery):
-    """No later than a lease allows after the last renewal that was appended."""
+def test_no_record_is_handed_out_after_the_soft_end_of_a_lease(outcomes, delivery):
+    """The lease counts from the last renewal that was appended."""
     outcome = outcomes[delivery]
     soft_ms = Lease.since(0, outcome.h_ms).soft_until_ms
     renewals = [
@@ -170,7 +172,7 @@ def test_nothing_is_handed_out_after_the_soft_stop(outcomes, delivery):
     for stop, go in (("paused", "resumed"), ("killed", "restarted")):
         stopped_ms, back_ms = outcome.at_ms[stop], outcome.at_ms[go]
         last_ms = max(at for at in renewals if at <= stopped_ms)
-        # It answers again before the time of that is taken.
+        # The broker answers again before its return is noted in ``at_ms``.
         back_ms = min(back_ms, *(at for at in renewals if at > stopped_ms))
         late = [
             each
@@ -181,7 +183,7 @@ def test_nothing_is_handed_out_after_the_soft_stop(outcomes, delivery):
 
 
 @KINDS
-def test_all_workers_survive(outcomes, delivery):
+def test_all_workers_survive_and_end_in_order(outcomes, delivery):
     journal = outcomes[delivery].journal
     assert not journal.of("failed")
     assert len(journal.of("ended")) == 2

@@ -1,4 +1,4 @@
-"""Clients of sidecars die, hang, hang up, and leave children.
+"""Clients of sidecars die, hang, lose connections, and leave children.
 
 Two sidecars, as of two hosts, on one broker; the heartbeat interval is a minute. After
 a known death a partition moves long before that. A partition that must not move is
@@ -113,7 +113,7 @@ def mortal(domain, hosts, fleet):
 
 
 def wait_both_work(domain, topic, *workers):
-    """Wait until each of them has handled what came after they had their shares."""
+    """Produce records, and wait until each worker has handled its share of them."""
     counts = [len(worker.journal.handled) for worker in workers]
     domain.produce(topic, 20)
 
@@ -124,10 +124,10 @@ def wait_both_work(domain, topic, *workers):
     eventually(look, "both work", SOON_MS)
 
 
-def test_what_a_dead_client_had_is_handed_out_by_another_host(
+def test_another_host_takes_over_the_partition_of_a_dead_client(
     domain, hosts, fleet, group
 ):
-    """The death is known, so nobody waits for an interval."""
+    """The sidecar notices the death, so the takeover does not wait for an interval."""
     topic, victim, successor = mortal(domain, hosts, fleet)
     (lost,) = [p for p, owner in owners(domain, group).items() if owner == "host-a"]
     deaths = figure(hosts[0], DEATHS)
@@ -135,7 +135,7 @@ def test_what_a_dead_client_had_is_handed_out_by_another_host(
         killed_ms = wall_ms()
         victim.kill()
         domain.produce(topic, 30)
-        # Handed out to the end, by the one that lives.
+        # The client that lives handles all records.
         eventually(
             lambda: not fleet.journal.lost(domain.of(topic)), "all is handled", SOON_MS
         )
@@ -146,10 +146,10 @@ def test_what_a_dead_client_had_is_handed_out_by_another_host(
     (claim,) = [c for c in claims if c.offset > release.offset and c.t == release.t]
     assert (claim.client_id, claim.key) == ("host-b", release.key)
     assert claim.timestamp_ms - killed_ms <= TAKEOVER_MS * machine.factor
-    # It went on where the dead one had confirmed to be, and nowhere else.
+    # The successor starts at the position that the dead client had confirmed.
     place = TopicPartition(topic, lost)
     assert min(successor.journal.offsets()[place]) == release.position
-    # Both hosts report the death, and what the other one has now.
+    # The first host counts the death; only the second one reports the lag now.
     assert figure(hosts[0], DEATHS) == deaths + 1
     for number in range(2):
         labels = {"consumergroup": group, "topic": topic, "partition": str(number)}
@@ -161,7 +161,7 @@ def test_what_a_dead_client_had_is_handed_out_by_another_host(
         )
 
 
-def test_a_client_that_hangs_keeps_what_it_has(domain, hosts, fleet, group, unique):
+def test_a_client_that_hangs_keeps_its_claims(domain, hosts, fleet, group, unique):
     """SIGSTOP is no death, and neither is silence before the deadline."""
     topic, victim, successor = mortal(domain, hosts, fleet)
     before = claims_of(domain, group)
@@ -173,13 +173,15 @@ def test_a_client_that_hangs_keeps_what_it_has(domain, hosts, fleet, group, uniq
     assert claims_of(domain, group) == before
 
 
-def test_a_connection_that_is_lost_moves_nothing(domain, hosts, group, unique):
-    """The process lives: what it has is its own until its deadline."""
+def test_a_client_that_loses_its_connection_keeps_its_claims(
+    domain, hosts, group, unique
+):
+    """Its process lives, so it keeps them until its deadline."""
     topic = domain.data_topic(2)
     client = PlainClient(hosts[0], group, "loner")
     assert client.register().is_success
     client.listen()
-    # Silent for a second, it would get nothing, however busy the machine is.
+    # Without heartbeats for a second, as on a busy machine, it would get nothing.
     client.keep_beating()
     assert client.subscribe(topic).is_success
     client.wait_has(2)
@@ -202,7 +204,9 @@ def test_a_connection_that_is_lost_moves_nothing(domain, hosts, group, unique):
         again.close()
 
 
-def test_children_that_live_keep_what_their_parent_had(domain, hosts, group, unique):
+def test_living_children_keep_the_claims_of_their_dead_parent(
+    domain, hosts, group, unique
+):
     topic = domain.data_topic(1)
     base = paths.CLIENT.format(group=group, client="parent")
     parent = subprocess.Popen(
@@ -225,7 +229,7 @@ def test_children_that_live_keep_what_their_parent_had(domain, hosts, group, uni
     assert len(released(domain, group, "client_died")) == 1
 
 
-def test_a_sidecar_that_is_asked_to_end_hands_everything_over(
+def test_a_sidecar_that_ends_in_order_hands_its_claims_over(
     domain, hosts, fleet, group, tmp_path
 ):
     manager = Manager(tmp_path / "notify")
@@ -288,9 +292,9 @@ def figure(host, name, **labels):
 
 
 def see_another_die(domain, hosts, unique):
-    """Have a process die at host-a later than all before; return when that is seen.
+    """Let another process of host-a die; return when its claim is released.
 
-    By then all reports of earlier deaths have arrived, too.
+    By then earlier deaths would have had their effect, too.
     """
     group, topic = unique("canary"), domain.data_topic(1)
     base = paths.CLIENT.format(group=group, client="canary")

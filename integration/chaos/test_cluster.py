@@ -1,4 +1,4 @@
-"""Three real brokers as one cluster: elections, copies, and what is left behind."""
+"""Three real brokers as one cluster: elections, replicas, and cleanup."""
 
 import socket
 from pathlib import Path
@@ -25,7 +25,7 @@ def state(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def test_nodes_are_one_cluster(cluster, topics):
+def test_all_nodes_form_one_cluster(cluster, topics):
     # A busy machine may fence a node for a moment.
     eventually(
         lambda: [each.node_id for each in topics.cluster().brokers] == [1, 2, 3],
@@ -38,7 +38,7 @@ def test_nodes_are_one_cluster(cluster, topics):
     assert cluster.controller() in {1, 2, 3}
 
 
-def test_a_killed_leader_is_followed_and_comes_back(cluster, topics, unique):
+def test_a_killed_leader_is_replaced_and_rejoins_in_sync(cluster, topics, unique):
     topic = unique("copied")
     topics.create_data_topic(topic, partitions=3)
     cluster.wait_in_sync(topic)
@@ -58,7 +58,7 @@ def test_a_killed_leader_is_followed_and_comes_back(cluster, topics, unique):
         assert replicas.of(unique("none")) == ()
 
 
-def test_a_stopped_node_runs_on(cluster):
+def test_a_paused_node_continues_after_resume(cluster):
     node = cluster.nodes[2]
     cluster.pause(2)
     eventually(lambda: state(node.pid) == "T", "it is stopped")
@@ -66,13 +66,13 @@ def test_a_stopped_node_runs_on(cluster):
     eventually(lambda: state(node.pid) != "T", "it runs")
 
 
-def test_it_is_started_once(cluster):
+def test_a_running_cluster_cannot_be_started_again(cluster):
     with pytest.raises(InvalidTransition, match="was started"):
         cluster.start()
 
 
-def test_nothing_is_left_behind(monkeypatch):
-    """Also where a port was lost to another process while the nodes started."""
+def test_a_stopped_cluster_leaves_no_process_and_no_folder(monkeypatch):
+    """Also if another process took a port while the nodes started."""
     real, drawn = module.free_ports, []
     with socket.create_server(("127.0.0.1", 0)) as taken:
 
@@ -93,7 +93,7 @@ def test_nothing_is_left_behind(monkeypatch):
     cluster.stop()
 
 
-def test_what_was_never_started_has_nothing():
+def test_a_cluster_that_was_not_started_refuses_queries():
     cluster = EmbeddedCluster()
     with pytest.raises(InvalidTransition, match="start"):
         _ = cluster.bootstrap_servers
@@ -106,7 +106,7 @@ def test_an_invalid_size_is_refused():
         EmbeddedCluster(nodes=0)
 
 
-def test_a_taken_port_is_raised_before_its_consequences():
+def test_a_taken_port_is_raised_before_errors_of_other_nodes():
     cluster = EmbeddedCluster(nodes=2)
     cluster._make_nodes()
 

@@ -17,10 +17,10 @@ from waiting import eventually, wall_ms
 # Eight processes may start at once, on few cores.
 START_MS = 180_000
 TRANSPORTS = ("fast", "kafka-python")
-# Of the stream that they work on: so slow that it takes no time from who starts.
+# Interval of the stream: slow, so that it does not delay workers that start.
 INTERVAL_S = 0.2
 PAIRS = 4
-# Rather fewer deaths than no report.
+# After this time no more kills: rather fewer deaths than no report.
 KILLS_MS_MAX = 20 * 60_000
 WORK_MS = 120_000
 
@@ -68,7 +68,7 @@ class Pair:
         name = f"v{run}"
         victim = self.fleet.start(name, transport=self._transport)
         victim.wait_for("claimed", timeout_ms=START_MS)
-        # Somewhere between two beats, another place each time.
+        # Each time at another moment between two heartbeats.
         pause_ms = 97 * run % self._domain.h_ms
         since_ms = wall_ms()
         eventually(lambda: wall_ms() > since_ms + pause_ms, "some time has passed")
@@ -88,7 +88,7 @@ class Pair:
         return held
 
     def note_takeovers(self, found, history) -> None:
-        """Note how long each death left something without an owner, without work."""
+        """Note how long keys had no owner, and no work, after each death."""
         tenures = history.tenures(self.group)
         times: dict = {}
         for each in self.fleet.journal.handled:
@@ -137,7 +137,7 @@ def test_client_kill(cluster, unique, tmp_path, record, times):
     with ExitStack() as stack:
         settings = {"h_ms": found.h_ms, "replication": 3}
         domain = stack.enter_context(opened(cluster, unique, **settings))
-        # Few at once: that others start must not take the time of those that take over.
+        # Few at once, so that starts of workers do not delay takeovers.
         pairs = [
             Pair(domain, unique, tmp_path / str(number), number=number)
             for number in range(PAIRS)

@@ -13,9 +13,9 @@ from waiting import eventually, wall_ms
 
 from simulator.slowlink import SlowLink
 
-# Three times what the controller waits for a broker, as with an interval of a minute.
+# About three times the session of a broker with the controller.
 ROOMY_MS = 10_000
-# The interval of a fleet by default.
+# The default heartbeat interval.
 USUAL_MS = 60_000
 KILLS_MS_MAX = 20 * 60_000
 PREFERRED = 0
@@ -178,7 +178,7 @@ def test_rolling_restart(cluster, ordeal, record):
 
 @pytest.mark.proof
 def test_min_isr_lost(cluster, ordeal, record):
-    """Too few copies of the log: nobody may hand out once leases are over."""
+    """Too few replicas in sync: no worker may hand out records after its lease."""
     title = "one broker is dead and __marshal wants three copies in sync, for 3 H"
     found = record("min_isr_lost", title)
     with ordeal(found) as it:
@@ -191,7 +191,7 @@ def test_min_isr_lost(cluster, ordeal, record):
         cluster.kill(victim)
         others = set(cluster.nodes) - {victim}
         cluster.wait_in_sync(it.domain.topic, nodes=others)
-        # Data flows on, and the log has leaders: it is the leases that are over.
+        # Data still flows and the log has leaders: only the leases have ended.
         stalled_ms = wall_ms()
         wait_until(stalled_ms + 3 * found.h_ms)
         it.judge_silence(stalled_ms, wall_ms())

@@ -29,11 +29,11 @@ DISK_NODE = 2
 
 @attrs.define
 class Hosts:
-    """A cluster with whatever this machine lets us break.
+    """A cluster with all parts that this machine allows to break.
 
     Attributes:
         cluster: Its brokers.
-        network: What they and the clients are on.
+        network: The network of brokers and clients.
         clocks: Their clocks, None without a Java compiler.
         disk: Where node ``DISK_NODE`` keeps its data, None where none is mounted.
     """
@@ -125,7 +125,7 @@ def wait_until(moment_ms):
 
 
 def cut_off(ordeal, found, *, cut, heal):
-    """Cut w2 off for four intervals: the other takes over, and it comes back."""
+    """Cut w2 off for four intervals: w1 takes over, and w2 returns."""
     with ordeal(found) as it:
         before = it.claims()
         since_ms = wall_ms()
@@ -165,7 +165,7 @@ def test_client_cut_inward(hosts, ordeal, record):
 
 
 def test_network_split(hosts, ordeal, record):
-    """The leader of T0 and a client on one side, a majority and the other on one."""
+    """The leader of T0 and one client are split from all others."""
     title = "the leader of T0 and one client are split from the other brokers, for 6 H"
     found = record("network_split", title)
     network = hosts.network
@@ -185,7 +185,7 @@ def test_network_split(hosts, ordeal, record):
             assert late == {"w1"}
         network.heal()
         it.wait_all_work(set(TEAM))
-        # Not before: a client that asks both sides may get either leader.
+        # Not earlier: this process reaches both sides, and may get either leader.
         it.note_takeover(since_ms, {"w2"}, before)
         it.settle()
         it.judge()
@@ -226,8 +226,8 @@ def test_clock_skew(hosts, ordeal, record, clocks):
     found = record("clock_skew", title, ROOMY_MS)
     for node, ahead_ms in ((1, -HOUR_MS), (2, 0), (3, HOUR_MS)):
         clocks.set(node, ahead_ms)
-    # They differ from the start: a controller that is set back would expect those who
-    # are dead for another hour, and nobody would be elected.
+    # They differ from the start: a controller whose clock goes back would wait for dead
+    # brokers for another hour, and elect no leader.
     restart_all(hosts)
     cluster = hosts.cluster
     with ordeal(found, has_true_time=False) as it:
@@ -247,7 +247,7 @@ def test_clock_skew(hosts, ordeal, record, clocks):
 
 
 def test_clock_back(hosts, ordeal, record, clocks):
-    """The leader's clock goes back by an hour: nobody loses anything."""
+    """The leader's clock goes back by an hour."""
     found = record("clock_back", "the clock of T0's leader goes back by an hour")
     with ordeal(found, has_true_time=False) as it:
         before = it.claims()
@@ -292,7 +292,7 @@ def test_disk_full(hosts, ordeal, record):
         ballast = hosts.disk.parent / "ballast"
         since_ms = wall_ms()
         fill(ballast)
-        # Appends fail at once; whether it ends by itself is the broker's affair.
+        # Appends fail at once; the broker may or may not end by itself.
         wait_until(since_ms + 15_000)
         is_down = not cluster.nodes[DISK_NODE].is_running
         found.notes.append(f"the broker ended by itself: {is_down}")

@@ -1,7 +1,7 @@
 """The coordination topic itself is abused, on a cluster of three.
 
-Strangers write rubbish into it, somebody turns its settings, a leader is elected
-that lacks what was acknowledged. Judged from the log and journals.
+Foreign programs write garbage into it, its settings change, a leader is elected that
+lacks acknowledged records. Judged from the log and journals.
 """
 
 from contextlib import suppress
@@ -24,7 +24,7 @@ def wait_for(span_ms):
 
 @pytest.mark.proof
 def test_hostile_flood(cluster, unique, tmp_path, record):
-    """A flood of rubbish, torn frames and an impostor's records."""
+    """A flood of garbage, cut frames and an impostor's records."""
     title = "1,500 hostile records a second in __marshal, for 2 H"
     found = record("hostile_flood", title, ROOMY_MS)
     servers = cluster.bootstrap_servers
@@ -68,14 +68,14 @@ def test_settings_flipped(cluster, unique, tmp_path, record):
         }
         for name, (bad, good) in flips.items():
             it.domain.alter_coordination_topic(name, bad)
-            # What retention takes has been read before.
+            # The history is read before retention deletes records.
             until_ms = wall_ms() + 2 * found.h_ms
             while wall_ms() < until_ms:
                 it.domain.history()
                 wait_for(100)
             it.domain.alter_coordination_topic(name, good)
             it.wait_flowing(is_replacing=True)
-        # Who writes to a compacted log ends (2.1), and says what to run.
+        # A writer to a compacted log ends (2.1), and names the command to run.
         ended = [line for f in it.fleets.values() for line in f.journal.of("failed")]
         assert {line["kind"] for line in ended} <= {"LogUnwritable"}
         assert all("cleanup.policy" in line["says"] for line in ended)
@@ -86,7 +86,7 @@ def test_settings_flipped(cluster, unique, tmp_path, record):
 
 @pytest.mark.proof
 def test_unclean_election(cluster, unique, tmp_path, record):
-    """A leader is elected that lacks what was acknowledged: readers must notice."""
+    """A leader is elected that lacks acknowledged records: readers must notice."""
     title = "unclean election of a leader of T0 that lacks the last records"
     found = record("unclean_election", title)
     settings = {"partitions": 1}
@@ -127,7 +127,7 @@ def elect_unclean(cluster, it, topic, node):
     def is_led():
         if cluster.leaders(topic)[0] == node:
             return True
-        # Asked of a node that is not up yet, it is asked of another next.
+        # A request to a node that is not up yet fails; the next one is tried.
         with suppress(KafkaError):
             it.domain.kafka.elect_leaders(1, {topic: [0]}, raise_errors=False)
         return False

@@ -13,8 +13,8 @@ from sparkkit import DEFAULTS, FORKING, Kit
 from kafka_marshal.spark import register
 from kafka_marshal.spark.requirements import require_java, require_spark
 
-# As JAVA_OPTIONS beside this folder. With the first compiler alone Java has less room
-# for code, and searches it for what to drop again and again.
+# In addition to JAVA_OPTIONS of integration/conftest.py: with the first compiler alone
+# Java has a small code cache, which it would clean again and again.
 JAVA = "-XX:ReservedCodeCacheSize=240m -XX:MetaspaceSize=256m"
 SETTINGS = {
     "spark.driver.memory": "700m",
@@ -31,7 +31,7 @@ SETTINGS = {
 def processes():
     """Have every driver start from an archive of classes, with the tests' defaults.
 
-    Not by a file: Java uses no archive where a folder is in its class path.
+    Not by a file of defaults: Java uses no archive if its class path has a folder.
     """
     defaults = " ".join(f"-D{name}={value}" for name, value in DEFAULTS.items())
     options = f"{classdata.spark_options()} {defaults}"
@@ -54,9 +54,9 @@ def group(unique):
 
 @pytest.fixture(scope="module")
 def python():
-    """The Python of Spark's processes: one that forks them, so that none imports.
+    """The Python of Spark's processes: one that forks them, which saves imports.
 
-    Some modules name Spark's own instead, which imports for a second in each process.
+    Some modules use this Python instead, which imports for a second in each process.
     """
     return FORKING
 
@@ -65,7 +65,7 @@ def python():
 def spark(tmp_path_factory, python):
     """A local session with two cores, whose tasks may be tried four times.
 
-    It ends with the module, so that it does not lie around while others are tested;
+    It ends with the module, so that it uses no memory while other modules run;
     the next one uses the same Java process.
 
     A missing Java fails the run: a skip would look like a pass.

@@ -47,7 +47,7 @@ from kafka_marshal_cli.assembly import app
 pytestmark = pytest.mark.slow
 
 K = 3
-# Half of it is what a named successor has to itself: more than a machine is busy for.
+# For half of it only a named successor may claim: long enough for a busy machine.
 H_MS = 2_000
 ROOT = Path(__file__).resolve().parent.parent.parent
 HOSTILE = "<script>alert('\x1b[31m')</script>"
@@ -70,7 +70,7 @@ class Story:
         return Key(group, self.topic, number)
 
     def append(self, *records):
-        """Append records at once; return what the fold made of each."""
+        """Append records at once; return the transition of each."""
         waiting = [self.follower.append(self.place(each), each) for each in records]
         self.follower.await_all(waiting, 20_000)
         return [each.transition for each in waiting]
@@ -101,7 +101,7 @@ class Story:
         )
 
     def first_half(self):
-        """Claims, progress, grants; a contender that is refused; bytes of no kind."""
+        """Append claims, progress, grants, refused claims and undecodable bytes."""
         c1 = [self.claimed("c1", n) for n in range(4)]
         amo = self.claimed("a1", 0, group="amo", resume_hash=hashed(ident("s")))
         self.append(*[beat(e, 5, key=self.key(n)) for n, e in enumerate(c1)])
@@ -120,14 +120,14 @@ class Story:
         self.epochs = {"c1": c1, "amo": amo}
 
     def checkpoints(self):
-        """Two members take turns at the log's own duty, for a moment each."""
+        """Let two members claim and release the reserved key for checkpoints."""
         duty = Key(CHECKPOINT_GROUP, CHECKPOINT_TOPIC, 0)
         for client in ("d1", "d2"):
             (won,) = self.append(claim(client, key=duty))
             self.append(release(won.epoch, client=client, key=duty))
 
     def second_half(self):
-        """What the first half left open ends, one way or another."""
+        """End what the first half left open: by releases, a takeover and pauses."""
         self.checkpoints()
         c1, amo = self.epochs["c1"], self.epochs["amo"]
         (transition,) = self.append(beat(c1[2], 30, key=self.key(2)))
@@ -246,10 +246,10 @@ def by_hand(domain):
     return found, {t: digest(world) for t, world in worlds.items()}
 
 
-# --- what is reported
+# --- tables
 
 
-def test_its_end_state_is_that_of_the_live_system(domain, runs):
+def test_the_end_state_of_an_audit_equals_the_live_state(domain, runs):
     live = World.open(domain.servers, coordination_topic=domain.topic)
     found = runs["whole"].partitions()
     assert [row["digest"] for row in found] == [digest(w) for w in live.partitions]
@@ -276,8 +276,8 @@ def test_the_tables_equal_the_rows_of_the_fold(domain, runs):
     }
 
 
-def test_resumed_runs_write_the_rows_of_a_whole_one(runs):
-    """Over the other client library, and with a run in between that died."""
+def test_incremental_runs_write_the_rows_of_a_single_run(runs):
+    """They use the other client library, and a run between them died."""
     assert [run.number for run in runs["parted"].runs] == [1, 2]
     for table in tables_of.TABLES:
         parted, whole = (contents(runs[name], table.name) for name in run_names())
@@ -300,12 +300,12 @@ def test_one_task_folds_one_partition(spark, runs):
     assert [rows[t]["is_new"] for t in range(5)] == [False] * K + [True] * (5 - K)
 
 
-def test_the_block_of_the_document_counts_claims(runs):
+def test_the_documented_example_counts_claims(runs):
     counts = {row["client_id"]: row["claims"] for row in runs["counted"]}
     assert counts == {"c1": 4, "a1": 1, "c2": 1, "c3": 1, "d1": 1, "d2": 1}
 
 
-# --- what must hold
+# --- invariants
 
 
 def test_a_table_describes_its_columns(runs):
@@ -314,7 +314,7 @@ def test_a_table_describes_its_columns(runs):
         assert [tables_of.Column(*row) for row in described] == list(table.columns)
 
 
-def test_a_clean_run_breaks_nothing(runs):
+def test_an_audit_of_a_correct_log_finds_no_broken_invariant(runs):
     assert runs["whole"].check() == []
     assert runs["parted"].check() == []
 
@@ -378,7 +378,7 @@ def seeded(runs):
             state | {"coordinating_partition": 99, "owned_count": 1},
         ],
     }
-    # The grants of the seeded topic are under a claim that stands, as far as it goes.
+    # The grants of the seeded topic need a claim that is in force.
     places = ("coordinating_partition", "topic", "partition", "epoch")
     claim = next(
         row for row in intervals if all(row[name] == grant[name] for name in places)
@@ -391,7 +391,7 @@ def seeded(runs):
     return tables
 
 
-def test_seeded_corruption_is_found(runs):
+def test_each_broken_invariant_is_found_in_seeded_tables(runs):
     findings = check(seeded(runs))
     assert {f.invariant.name for f in findings} == {i.name for i in INVARIANTS}
     for finding in findings:
@@ -411,8 +411,8 @@ def invoke(*words):
     return CliRunner().invoke(app, ["spark", "audit", *words])
 
 
-def test_a_range_through_the_command(domain, runs, tmp_path):
-    """The fold begins at the log's start: its end state is the world of then."""
+def test_the_command_reports_the_end_state_of_a_range(domain, runs, tmp_path):
+    """The end state is that of the log at the end of the range."""
     done = invoke(
         *("-b", domain.servers, "--coordination-topic", domain.topic),
         *("--out", str(tmp_path / "out"), "--to", _iso(runs["middle_ms"])),
@@ -436,15 +436,15 @@ def _iso(at_ms):
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat()
 
 
-def test_takeover_times_are_those_of_data_partitions(runs):
-    """The log's own duties have gaps of minutes by design."""
+def test_takeover_times_omit_reserved_keys(runs):
+    """Reserved keys have gaps of minutes by design."""
     handoffs = [row["topic"] for row in runs["whole"].tables["handoffs"].collect()]
     counted = sum(row["handoffs_count"] for row in runs["whole"].takeovers())
     assert CHECKPOINT_TOPIC in handoffs
     assert counted == len(handoffs) - handoffs.count(CHECKPOINT_TOPIC)
 
 
-def test_what_was_over_before_a_range_is_left_out(domain, spark, runs, tmp_path):
+def test_rows_that_ended_before_a_range_are_omitted(domain, spark, runs, tmp_path):
     bounds = Bounds(from_ms=runs["middle_ms"])
     late = audit(spark, str(tmp_path / "late"), source=runs["source"], bounds=bounds)
     assert late.counts()["claims"] < runs["whole"].counts()["claims"]
@@ -479,10 +479,10 @@ def test_broken_invariants_end_the_command_with_70(domain, runs, monkeypatch, tm
     assert re.findall(r'(?:src|href)="(?!#)', text) == []
 
 
-# --- what cannot be
+# --- refused audits
 
 
-def test_what_is_there_is_not_written_over(domain, spark, runs, tmp_path):
+def test_an_existing_audit_or_file_is_not_overwritten(domain, spark, runs, tmp_path):
     with pytest.raises(ConfigurationError, match="has an audit already"):
         audit(spark, runs["whole"].out, source=runs["source"])
     (tmp_path / "mine.txt").write_text("mine")
@@ -495,7 +495,9 @@ def test_what_is_there_is_not_written_over(domain, spark, runs, tmp_path):
     assert (tmp_path / "mine.txt").read_text() == "mine"
 
 
-def test_an_audit_goes_on_with_its_own_log_only(broker, spark, runs, unique):
+def test_an_incremental_audit_refuses_another_log_and_a_range(
+    broker, spark, runs, unique
+):
     out, go_on = runs["parted"].out, {"incremental": True}
     with opened(broker, unique, h_ms=H_MS, partitions=1) as other:
         source = Source(bootstrap_servers=other.servers, coordination_topic=other.topic)
@@ -518,7 +520,7 @@ def test_an_error_in_a_task_is_raised_with_its_own_message(
 
 @pytest.mark.parametrize("options", [(), ("--follow", "--available-now")])
 def test_a_topic_with_another_use_is_refused(domain, spark, tmp_path, options):
-    """Before its records are folded, which are none of the protocol."""
+    """Its records are not of the protocol, and are not folded."""
     topic = domain.data_topic(2, records_each=50)
     words = ("-b", domain.servers, "--coordination-topic", topic, *options)
     done = invoke(*words, "--out", str(tmp_path / "out"))
@@ -528,13 +530,13 @@ def test_a_topic_with_another_use_is_refused(domain, spark, tmp_path, options):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_broker_that_is_not_there_is_a_timeout(spark, tmp_path):
+def test_an_unreachable_broker_ends_the_command_with_5(spark, tmp_path):
     words = ("-b", "localhost:1", "--timeout", "1s", "--out", str(tmp_path / "out"))
     done = invoke(*words)
     assert done.exit_code == 5, done.output
     assert not (tmp_path / "out").exists()
 
 
-def test_records_are_refused_for_many_reasons(runs):
+def test_refused_records_are_reported_with_their_reasons(runs):
     found = {row["reason"] for row in runs["whole"].tables["refused"].collect()}
     assert found >= {"held", "wrong_generation", "old_epoch", "undecodable", "old_seq"}

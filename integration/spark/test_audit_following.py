@@ -1,4 +1,4 @@
-"""The audit as a stream: killed, restarted, repeated, and always that of the log."""
+"""The audit as a stream: killed, restarted, repeated, and equal to one of the log."""
 
 import json
 import os
@@ -73,7 +73,7 @@ def contents(found, name):
 
 
 def judge(domain, found, whole):
-    """A stream writes the rows of one run over the whole log, and they are true."""
+    """Check that a stream wrote the rows of one run over the whole log."""
     for table in schema.TABLES:
         assert contents(found, table.name) == contents(whole, table.name), table.name
     live = World.open(domain.servers, coordination_topic=domain.topic)
@@ -84,7 +84,7 @@ def judge(domain, found, whole):
 
 
 def drained(spark, out, source):
-    """Follow up to where the log ends now; return how many runs there are then."""
+    """Follow to the present end of the log; return the number of runs."""
     for _ in range(TRIES_MAX):
         query = follow(spark, out, source=source, available_now=True)
         try:
@@ -99,7 +99,9 @@ def drained(spark, out, source):
     raise AssertionError("Spark never started its Python worker in time")
 
 
-def test_a_stream_is_killed_and_goes_on(domain, spark, act, tmp_path):
+def test_a_killed_stream_continues_and_writes_the_rows_of_one_run(
+    domain, spark, act, tmp_path
+):
     source, out = source_of(domain), tmp_path / "tables"
     command = [
         *(MARSHAL, "spark", "audit", "--follow", "--every", "300ms"),
@@ -118,7 +120,7 @@ def test_a_stream_is_killed_and_goes_on(domain, spark, act, tmp_path):
     acted = []
 
     def is_under_way():
-        """One more run, after at least one: each is of what came since."""
+        """Cause one run after another; return whether a later one is in progress."""
         assert process.poll() is None, (tmp_path / "log").read_text()
         if len(list((out / "runs").glob("*"))) >= len(acted):
             acted.append(act(f"client-{len(acted)}"))
@@ -158,7 +160,7 @@ def test_a_stream_is_killed_and_goes_on(domain, spark, act, tmp_path):
 
 
 def test_a_batch_that_spark_repeats_is_one_run(domain, spark, act, tmp_path):
-    """Whether it died before it was published, or before Spark had noted it."""
+    """Whether it died before its run was published, or right after."""
     source = source_of(domain)
     out = str(tmp_path / "tables")
     act("first")
@@ -191,7 +193,9 @@ def test_a_batch_that_spark_repeats_is_one_run(domain, spark, act, tmp_path):
     judge(domain, Audit(spark, out), audit(spark, f"{out}-whole", source=source))
 
 
-def test_a_stream_follows_its_own_log_only(broker, domain, spark, unique, tmp_path):
+def test_a_stream_refuses_another_log_and_other_settings(
+    broker, domain, spark, unique, tmp_path
+):
     source, out = source_of(domain), str(tmp_path / "tables")
     audit(spark, out, source=source)
     with opened(broker, unique, h_ms=H_MS, partitions=1) as other:

@@ -48,7 +48,7 @@ def story(before, after):
     for key in (released, dead):
         (epoch,) = change.claimed(key)
         log = change.place(key)
-        # Offsets of the two partitions must not compare.
+        # Makes the offsets of the two partitions differ.
         for _ in range(30):
             log.append(beat(epoch, 3, key=key), after=H // 4)
         log.append(messages(epoch, 3, 9, key=key))
@@ -68,7 +68,7 @@ def story(before, after):
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])
-def test_a_change_breaks_nothing(spark, before, after):
+def test_a_change_of_the_partition_count_breaks_no_invariant(spark, before, after):
     change, _ = story(before, after)
     rows = tables_of(change)
     assert len(rows["imports"]) == 2
@@ -82,7 +82,7 @@ def of(rows, key, partition):
     return [row for row in rows if tuple(row[name] for name in names) == wanted]
 
 
-def test_what_an_importer_or_a_fold_did_wrong_is_found(spark):
+def test_wrong_imports_and_claims_of_a_moved_key_are_found(spark):
     change, key = story(2, 4)
     source, target = change.place(key).state, change.target(key).state
     rows = tables_of(change)

@@ -1,6 +1,6 @@
-"""A task reads on though its driver is stopped, and another owner is at work.
+"""A task whose driver is stopped, while another owner takes its partition over.
 
-The driver is a process of its own with the claims; what a task does is done here. A
+The driver is a process of its own with the claims; the test does what a task does. A
 driver that is stopped, dead or beyond a cut network looks the same from outside: it
 renews nothing, and nobody notifies its tasks.
 """
@@ -62,7 +62,7 @@ with Marshal(
 
 @pytest.fixture(scope="module")
 def python():
-    """Spark's own."""
+    """Python itself, without a fork server."""
     return sys.executable
 
 
@@ -115,7 +115,7 @@ class Driver:
         os.kill(self._process.pid, signal.SIGSTOP)
 
     def comes_back(self):
-        """Have it go on, and confirm its batch; return what became of that."""
+        """Resume it and let it confirm its batch; return the result."""
         os.kill(self._process.pid, signal.SIGCONT)
         self._process.stdin.write("confirm\n")
         self._process.stdin.flush()
@@ -130,7 +130,7 @@ class Driver:
 
 @pytest.fixture(params=["log", "sidecar", "dead sidecar"])
 def grants(request, domain):
-    """What a task asks: the log, the sidecar of its host, or the log instead of it."""
+    """Options of a task: for the log, for a sidecar, or for one that has died."""
     if request.param == "log":
         yield {}
     else:
@@ -158,14 +158,14 @@ def read(domain, topic, claim, *, delivery, grants):
 
 
 def taken_over(domain, group, topic):
-    """Have another owner take the partition, and process some of it."""
+    """Let another client take the partition over and poll records of it."""
     marshal = domain.marshal(group, "next")
     found = poll_all(marshal.consumer(topic, max_handling_ms=0), 1)
     assert found[0].offset == 0
     return marshal
 
 
-def test_at_least_once_a_task_reads_no_further(domain, topic, grants):
+def test_at_least_once_a_task_stops_when_its_claim_is_taken_over(domain, topic, grants):
     group = domain.unique("cut")
     driver = Driver(domain, group, topic, delivery="alo")
     try:
@@ -190,8 +190,8 @@ def test_at_least_once_a_task_reads_no_further(domain, topic, grants):
         driver.close()
 
 
-def test_at_most_once_the_next_owner_gets_the_rest_only(domain, topic):
-    """What was granted before the cut is the task's to its end, and nobody else's."""
+def test_at_most_once_the_next_owner_gets_no_granted_offsets(domain, topic):
+    """Only the task reads the offsets that were granted to it before the cut."""
     group = domain.unique("cut")
     driver = Driver(domain, group, topic, delivery="amo")
     try:

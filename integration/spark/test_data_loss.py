@@ -1,4 +1,4 @@
-"""Offsets that no longer mean what they did: topics recreated, logs cut off."""
+"""Offsets that became invalid: topics recreated or deleted, logs truncated."""
 
 import shutil
 from functools import partial
@@ -53,7 +53,9 @@ def recreate(domain, topic, count):
 
 
 @pytest.mark.parametrize("count", [60, 20], ids=["longer", "equal"])
-def test_a_restart_on_a_recreated_topic(kit, domain, unique, count):
+def test_a_restart_on_a_recreated_topic_ends_or_reads_all_of_it(
+    kit, domain, unique, count
+):
     topic, group = domain.data_topic(1, records_each=20), unique("group")
     found = kit.drained(kit.stream(group, subscribe=topic))
     assert cells(found) == every(20)
@@ -115,7 +117,7 @@ def test_sinks_write_all_of_a_recreated_topic(kit, domain, database, unique, tmp
     assert committed(domain, out, len(wanted)) == wanted
 
 
-def test_a_topic_of_a_pattern_is_deleted(kit, domain, unique):
+def test_a_query_continues_without_a_deleted_topic_of_its_pattern(kit, domain, unique):
     gone, kept = domain.data_topic(1, records_each=20), domain.data_topic(1)
     found = []
     pattern = {"subscribePattern": f"{gone}|{kept}"}
@@ -152,8 +154,8 @@ def test_partitions_of_a_deleted_topic_have_no_ends(domain):
         cluster.close()
 
 
-def test_a_batch_whose_topic_is_deleted_names_it(domain):
-    """By a reader that has read the topic, and by one that has not."""
+def test_reading_a_deleted_topic_raises_with_its_name(domain):
+    """Also over a connection that has read the topic before."""
     place = TopicPartition(domain.data_topic(1, records_each=20), 0)
     task = Task(partition=place, first=0, end=20)
     given = {"kafka.bootstrap.servers": domain.servers, "subscribe": place.topic}
@@ -168,14 +170,16 @@ def test_a_batch_whose_topic_is_deleted_names_it(domain):
 
 
 def cut_off(domain, broker, *, files, topic):
-    """Have a log begin again from nothing, as after the loss of a disk."""
+    """Let a log start again empty, as after the loss of a disk."""
     broker.stop()
     shutil.rmtree(files / "data" / f"{topic}-0")
     broker.start()
     domain.produced[TopicPartition(topic, 0)] = 0
 
 
-def test_a_log_that_was_cut_off(kit, domain, own_broker, files, unique):
+def test_a_truncated_log_ends_the_query_or_is_read_from_its_start(
+    kit, domain, own_broker, files, unique
+):
     topic, group = domain.data_topic(1, records_each=20), unique("group")
     found = []
     frame = kit.stream(
@@ -196,8 +200,8 @@ def test_a_log_that_was_cut_off(kit, domain, own_broker, files, unique):
     assert cells(found) == every(25)
 
 
-def test_a_batch_that_was_planned_before_its_topic_was_recreated(kit, domain):
-    """A worker that is used again has read the old topic by the same connection."""
+def test_a_batch_planned_before_its_topic_was_recreated_is_not_read(kit, domain):
+    """A worker that is reused has read the old topic over the same connection."""
     topic = domain.data_topic(1, records_each=20)
     whole = kit.batch(subscribe=topic, failOnDataLoss="false")
     assert whole.count() == 20

@@ -1,4 +1,4 @@
-"""Tasks and stages that are tried again, in one session: at most once, no row twice."""
+"""Tasks and stages that are retried, in one session, with both deliveries."""
 
 import sys
 from functools import partial
@@ -19,7 +19,7 @@ WAIT_MS = 150_000
 
 @pytest.fixture(scope="module", autouse=True)
 def by_value():
-    """The workers know nothing of the tests' modules."""
+    """Workers cannot import the modules of the tests."""
     cloudpickle.register_pickle_by_value(spark_program)
     yield
     cloudpickle.unregister_pickle_by_value(spark_program)
@@ -27,7 +27,7 @@ def by_value():
 
 @pytest.fixture(scope="module")
 def python():
-    """Spark's own."""
+    """Python itself, without a fork server."""
     return sys.executable
 
 
@@ -38,7 +38,7 @@ def domain(broker, unique):
 
 
 def run(spark, domain, database, *, query, home, kinds):
-    """Run a query to the end of what there is; return what it left, and the topic."""
+    """Run a query through all records; return its journals, and the topic."""
     topic = domain.data_topic(PARTITIONS, records_each=RECORDS)
     group = domain.unique("tries")
     options = {
@@ -101,13 +101,15 @@ EVERY_ROW = [(p, n) for p in range(PARTITIONS) for n in range(RECORDS)]
 
 
 @pytest.mark.parametrize("accident", ["fail", "shuffle"])
-def test_at_most_once_no_row_comes_twice(spark, domain, database, tmp_path, accident):
+def test_at_most_once_retries_process_no_row_twice(
+    spark, domain, database, tmp_path, accident
+):
     left, _ = run(
         spark, domain, database, query="amo", home=tmp_path, kinds=[f"amo-{accident}"]
     )
     rows = left.rows()
     assert max(rows.values()) == 1
-    # The accident was real: a task was begun twice. What it cost is one batch.
+    # The accident happened: a task was started twice. It cost at most one batch.
     assert max(left.tries("amo").values()) > 1
     if accident == "fail":
         assert max(left.attempts("amo")) == 1

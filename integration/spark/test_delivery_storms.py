@@ -1,9 +1,9 @@
-"""Both guarantees on Spark, whatever fails: tasks, attempts, stages, drivers.
+"""Both deliveries on Spark while tasks, attempts, stages and drivers fail.
 
-Each hazard is forced, and seen to have happened. At most once, no row is ever given to
-two attempts; at least once into a sink that compares tokens, each row is there once.
-``make test`` has those of tasks at most once; test_delivery.py there has more, and one
-query is killed in test_sharing.py.
+Each fault is forced, and checked to have happened. At most once, no row is given to two
+attempts; at least once into a sink that compares tokens, each row is there once.
+``make test`` runs only faults of tasks at most once here. It has more of them in
+test_delivery.py, and kills a query in test_sharing.py.
 """
 
 import postgres
@@ -61,7 +61,7 @@ def sink_of(database, group):
 
 
 def is_done(domain, database, group, topic):
-    """Whether everything was granted on one side, and written on the other."""
+    """Return whether all offsets are granted in one group, and written by the other."""
     ends = domain.of(topic)
     granted = {
         key.topic_partition: known.granted
@@ -75,7 +75,7 @@ def is_done(domain, database, group, topic):
 
 
 def judge(domain, database, drivers, topic, *, lost_max):
-    """At most once and at least once, by what was left behind."""
+    """Check both deliveries, by the journals and the table."""
     ends = domain.of(topic)
     rows = drivers.rows()
     assert max(rows.values()) == 1, "a row was given to two attempts"
@@ -103,7 +103,7 @@ def wait_done(domain, database, drivers, group, topic):
 
 
 @pytest.mark.slow
-def test_tasks_attempts_and_stages_that_are_tried_again(
+def test_retried_tasks_and_stages_keep_both_delivery_guarantees(
     domain, database, drivers, record_property
 ):
     topic = domain.data_topic(PARTITIONS, records_each=RECORDS)
@@ -135,7 +135,7 @@ def test_tasks_attempts_and_stages_that_are_tried_again(
 
 @pytest.mark.proof
 @pytest.mark.slow
-def test_drivers_that_are_killed_and_come_back(
+def test_killed_and_restarted_drivers_keep_both_delivery_guarantees(
     domain, database, drivers, record_property
 ):
     topic = domain.data_topic(PARTITIONS, records_each=RECORDS_STORM)

@@ -34,7 +34,7 @@ def domain(broker, unique):
 
 @contextmanager
 def example(name):
-    """Load a program as a module that the workers know nothing of."""
+    """Load a program as a module that workers cannot import."""
     spec = importlib.util.spec_from_file_location(
         f"example_{name}", EXAMPLES / f"{name}.py"
     )

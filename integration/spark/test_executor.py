@@ -13,15 +13,15 @@ from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.spark.executor import consume_in_task
 
 RECORDS, BATCH = 40, 10
-# A takeover by silence would take twice that: nothing here waits for one.
+# An owner is stale after twice that: no test here waits for it.
 H_MS = 30_000
-# A silence that is the end of the work, and not of a busy machine.
+# So long without records is the end of the topic, and not a busy machine.
 IDLE_MS = 8_000
 
 
 @pytest.fixture(scope="module")
 def python():
-    """Spark's own."""
+    """Python itself, without a fork server."""
     return sys.executable
 
 
@@ -38,9 +38,9 @@ def sidecar(domain):
 
 
 def working(address, topic, group, *, delivery, idle_ms, mark=None):
-    """Return what a task does: it dies once, after its first batch, if asked to."""
+    """Return the work of a task; with ``mark`` it dies once, after its second batch."""
 
-    # Nested, so that it travels by value: workers do not know this file.
+    # Nested, so that it is pickled by value: workers cannot import this file.
     def work(_):
         consuming = consume_in_task(
             topic,
@@ -77,7 +77,7 @@ def test_claims_outlive_a_worker_that_is_killed(spark, domain, sidecar, tmp_path
     )
     rows = consumed(spark, work)
     assert Path(mark).exists()
-    # The second worker went on at what the first had confirmed, with what it had.
+    # The second worker continued at the confirmed positions, under the same claims.
     assert len(rows) == len(set(rows))
     done = {(part, offset) for part, offset, _ in rows}
     for part in range(2):
@@ -90,7 +90,7 @@ def test_claims_outlive_a_worker_that_is_killed(spark, domain, sidecar, tmp_path
         # One claim, from before the kill to the end.
         (claimed,) = (step for step in history.of("claimed") if step.key == key)
         assert {token for p, _, token in rows if p == part} == {history._token(claimed)}
-    # In the end it left in order, and gave everything up.
+    # At its end the task released all claims.
     assert set(domain.owners(group).values()) == {None}
     assert all(known.position == RECORDS for known in domain.states(group).values())
 

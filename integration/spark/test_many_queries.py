@@ -1,4 +1,4 @@
-"""Many queries at once start, make progress and stop, and leave nothing behind."""
+"""Many queries start at once, make progress and stop, and leave nothing behind."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from waiting import eventually
 H_MS = 20_000
 WAIT_MS = 300_000
 QUERIES, EACH, MORE = 8, 20, 5
-# Of each of two sessions.
+# Queries of each of two sessions.
 SHARED = 8
 
 
@@ -29,7 +29,7 @@ def domain(broker, unique, via):
 
 @pytest.fixture(scope="module")
 def through(domain, via):
-    """The options of claims by an engine of each process, or by the sidecar."""
+    """Options for claims by an engine in each process, or by the sidecar."""
     return {} if via == "direct" else {"sidecar": domain.sidecar_address}
 
 
@@ -57,7 +57,7 @@ def descendants(folder):
 class Running:
     """The queries of one session, started at once.
 
-    One that Spark gave up on before its process had loaded is started again.
+    A query whose process did not start in time is started again.
     """
 
     def __init__(self, writers):
@@ -76,7 +76,9 @@ class Running:
             query.stop()
 
 
-def test_eight_queries_of_one_session(kit, domain, through, unique, tmp_path):
+def test_queries_of_one_session_read_all_records_and_leave_no_claims(
+    kit, domain, through, unique, tmp_path
+):
     topics = [domain.data_topic(2, records_each=EACH) for _ in range(QUERIES)]
     groups = [unique("group") for _ in topics]
     state, found = tmp_path / "state", [[] for _ in topics]
@@ -186,7 +188,9 @@ class Session:
 @pytest.mark.proof
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="no /proc here")
-def test_two_sessions_beside_each_other(domain, through, unique, python, tmp_path):
+def test_two_sessions_share_topics_and_leave_no_processes_or_files(
+    domain, through, unique, python, tmp_path
+):
     """Each has a query of every group: they share the topics."""
     topics = [domain.data_topic(2, records_each=EACH) for _ in range(SHARED)]
     queries = [

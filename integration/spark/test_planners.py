@@ -61,7 +61,7 @@ def owners(domain, group):
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="no /proc here")
-def test_queries_of_a_driver_have_planners_of_one_server(kit, domain, group):
+def test_planners_of_one_driver_are_forks_of_one_server(kit, domain, group):
     topic = domain.data_topic(2, records_each=RECORDS)
     frame = kit.stream(group, subscribe=topic)
     # Earlier sessions of this driver had folders, and so servers, of their own.
@@ -70,7 +70,7 @@ def test_queries_of_a_driver_have_planners_of_one_server(kit, domain, group):
     started = servers() - earlier
     assert len(started) == 1
     domain.produce(topic, 5)
-    # From its checkpoint, without what it had.
+    # A restart from the checkpoint reads only the later records.
     assert len(kit.drained(frame)) == 10
     assert servers() - earlier == started
     eventually(lambda: owners(domain, group) == {None}, "released claims")

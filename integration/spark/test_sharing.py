@@ -54,7 +54,7 @@ class Ledger:
         return write
 
     def writers(self, since=0):
-        """Who wrote what was not written before."""
+        """Return the writers of records, without the first ``since`` records."""
         return {who for names in list(self.seen.values())[since:] for who in names}
 
 
@@ -87,7 +87,7 @@ class Plain(threading.Thread):
         self.join(timeout=RUN_S)
 
 
-# A query of its own process and session; it prints what it reads, as it goes.
+# A query in a process and session of its own, which prints what it reads.
 PROGRAM = """
 import json, sys
 from pyspark.sql import SparkSession
@@ -125,7 +125,7 @@ def far_query(kit, options, ledger):
 
 @pytest.mark.slow
 def test_two_queries_and_a_plain_consumer_share_and_one_is_killed(kit, domain, unique):
-    """1 -> 3 -> 1 over 12 partitions; all is done, nothing by a stale token."""
+    """1 -> 3 -> 1 members, 12 partitions: all is processed, no token is stale."""
     topic = domain.data_topic(PARTITIONS, records_each=EACH)
     group = unique("shared")
     ledger = Ledger()

@@ -1,4 +1,4 @@
-"""Sinks on Spark: what is replayed or stale is written by none of them."""
+"""Sinks on Spark write no replayed and no stale rows."""
 
 from functools import partial
 
@@ -77,7 +77,7 @@ def both(first, end):
     return [(part, n) for part in range(2) for n in range(first, end)]
 
 
-def test_a_replayed_batch_of_a_dead_claim_writes_nothing(spark, stream):
+def test_a_fenced_batch_omits_rows_of_released_claims(spark, stream):
     batch = stream.rows(spark, 0, 5)
     alive = fenced(batch, 3, options=stream.options).collect()
     assert offsets(alive) == both(0, 5)
@@ -105,7 +105,9 @@ def test_a_table_has_each_row_once(spark, stream, database):
     assert sorted(found) == both(0, 8)
 
 
-def test_a_table_of_positions_of_an_earlier_version_is_used(spark, stream, database):
+def test_a_table_of_positions_of_an_earlier_version_is_upgraded(
+    spark, stream, database
+):
     place = (stream.options["group"], stream.topic)
     with database.connect() as connection:
         connection.execute(
@@ -146,7 +148,7 @@ def test_files_have_each_row_once(spark, stream, tmp_path):
     assert offsets(found.collect()) == both(0, 8)
     columns = stream.rows(spark, 0, 1).columns
     assert found.columns == columns
-    # Later batches have a column more: which files Spark reads it from is not chance.
+    # Later batches have one more column, whichever file Spark takes the schema from.
     sink(stream.rows(spark, 8, 9).withColumn("amount", lit(7)), 3)
     found = sink.read(spark)
     assert found.columns == [*columns, "amount"]
@@ -154,7 +156,7 @@ def test_files_have_each_row_once(spark, stream, tmp_path):
     assert found.where("amount IS NULL").count() == 16
 
 
-def test_a_batch_of_files_takes_as_many_jobs_for_any_number_of_partitions(
+def test_a_batch_of_files_runs_as_many_jobs_for_one_partition_as_for_two(
     spark, stream, tmp_path
 ):
     sink = FileSink.of(stream.options, path=tmp_path)
@@ -177,7 +179,9 @@ def test_a_batch_of_files_takes_as_many_jobs_for_any_number_of_partitions(
     assert offsets(sink.read(spark).collect()) == both(0, 5)
 
 
-def test_keys_are_in_the_partitions_that_clients_of_java_choose(spark, stream, domain):
+def test_keys_are_written_to_the_partitions_that_java_clients_choose(
+    spark, stream, domain
+):
     """Of 64 partitions, by the hashes in UtilsTest.testMurmur2 of Kafka."""
     out = domain.data_topic(64)
     hashes = {

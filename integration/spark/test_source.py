@@ -44,7 +44,7 @@ def positions(domain, group):
 
 
 def await_positions(domain, group, wanted):
-    """Wait for what a query leaves: its process closes when Spark has ended it."""
+    """Wait for the positions that a query leaves once its process has ended."""
     try:
         eventually(lambda: positions(domain, group) == wanted, f"{wanted} in the log")
     except AssertionError as error:
@@ -56,7 +56,7 @@ def await_positions(domain, group, wanted):
 
 def test_the_columns_are_those_of_sparks_own_source(kit, domain, transport):
     topic = domain.data_topic(1)
-    # Of today: retention would take what is older than a week.
+    # A time of today: retention would delete records older than a week.
     at_ms = wall_ms() // 1_000 * 1_000 + 123
     producer = KafkaProducer(bootstrap_servers=domain.servers)
     producer.send(
@@ -136,13 +136,15 @@ def test_a_batch_reads_the_range_that_options_name(kit, topic, more, wanted):
         assert frame.rdd.getNumPartitions() == 6
 
 
-def test_topics_by_pattern_and_partitions_by_name(kit, topic):
+def test_a_batch_reads_topics_by_pattern_and_assigned_partitions(kit, topic):
     assert kit.batch(subscribePattern=f"{topic}|no-such").count() == 60
     frame = kit.batch(assign=json.dumps({topic: [0, 2]}))
     assert {row.partition for row in frame.collect()} == {0, 2}
 
 
-def test_markers_and_gaps_are_passed(kit, domain, transport):
+def test_transaction_markers_are_skipped_at_each_isolation_level(
+    kit, domain, transport
+):
     """A transaction's marker is an offset without a record, also the last one."""
     topic = domain.data_topic(1)
     producer = KafkaProducer(
@@ -165,12 +167,12 @@ def test_markers_and_gaps_are_passed(kit, domain, transport):
     assert [o for _, o in places(kit.batch(**options))] == [0, 1, 2, 4, 5, 6, 8, 9, 10]
 
 
-def test_offsets_that_are_gone(kit, domain, transport):
+def test_deleted_offsets_are_skipped_or_end_the_batch(kit, domain, transport):
     topic = domain.data_topic(1, records_each=10)
     more = {"subscribe": topic, "transport": transport}
     whole = kit.batch(**more, failOnDataLoss="false")
     strict = kit.batch(**more)
-    # Planned while they were there.
+    # Planned before the records are deleted.
     assert strict.rdd.getNumPartitions() == whole.rdd.getNumPartitions() == 1
     domain.kafka.delete_records({Place(topic, 0): 6})
     assert [o for _, o in places(whole)] == [6, 7, 8, 9]
@@ -182,7 +184,7 @@ def test_offsets_that_are_gone(kit, domain, transport):
 
 
 @pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets"])
-def test_an_offset_beyond_the_log(kit, topic, name):
+def test_an_option_beyond_the_log_raises_or_means_its_end(kit, topic, name):
     beyond = {name: json.dumps({topic: {"0": 50, "1": -1, "2": -1}})}
     with pytest.raises(Exception, match=f"{name} has 50 for {topic}-0, whose log ends"):
         kit.batch(subscribe=topic, **beyond).count()
@@ -193,7 +195,7 @@ def test_an_offset_beyond_the_log(kit, topic, name):
 # --- streams
 
 
-def test_available_now_reads_all_there_is_in_batches(kit, domain, topic, group):
+def test_available_now_reads_all_records_in_limited_batches(kit, domain, topic, group):
     frame = kit.stream(group, subscribe=topic, maxOffsetsPerTrigger="25")
     found = kit.drained(frame)
     assert cells(found) == every(20, 20, 20)
@@ -205,7 +207,9 @@ def test_available_now_reads_all_there_is_in_batches(kit, domain, topic, group):
     assert again == [], "and so does the group's position"
 
 
-def test_a_group_goes_on_where_a_plain_consumer_of_it_was(kit, domain, topic, group):
+def test_a_query_starts_at_the_position_of_a_plain_consumer_of_its_group(
+    kit, domain, topic, group
+):
     with domain.marshal(group, "plain") as marshal:
         consumer = marshal.consumer(topic)
         seen = set()
@@ -218,7 +222,7 @@ def test_a_group_goes_on_where_a_plain_consumer_of_it_was(kit, domain, topic, gr
     assert sorted([*seen, *found]) == every(20, 20, 20)
 
 
-def test_once_and_in_intervals(kit, domain, group, unique):
+def test_triggers_once_and_processing_time_read_new_records(kit, domain, group, unique):
     topic = domain.data_topic(1, records_each=5)
     frame = kit.stream(unique("once"), subscribe=topic)
     assert cells(kit.drained(frame, name="once", once=True)) == every(5)
@@ -235,7 +239,7 @@ def test_once_and_in_intervals(kit, domain, group, unique):
         assert json.loads(progress["latestOffset"]) == {f"{topic}:0": 7}
     finally:
         query.stop()
-    # Spark never confirmed the last batch; asking for more did.
+    # Spark never confirmed the last batch; its request for more offsets did.
     await_positions(domain, group, {0: (None, 7)})
 
 
@@ -255,8 +259,8 @@ def test_other_triggers_are_refused(kit, topic, group, trigger, message):
         writer.start().awaitTermination(RUN_S)
 
 
-def test_an_unfinished_batch_is_done_again_by_the_next_run(kit, domain, topic, group):
-    """Nobody else was in between: what was written by its number is overwritten."""
+def test_an_unfinished_batch_is_repeated_by_the_next_run(kit, domain, topic, group):
+    """No other owner came in between, so the batch keeps its number."""
     frame = kit.stream(group, subscribe=topic)
     with pytest.raises(Exception, match="the sink is down"):
         kit.ended(frame, failing)
@@ -266,7 +270,7 @@ def test_an_unfinished_batch_is_done_again_by_the_next_run(kit, domain, topic, g
     assert {row[0] for row in found} == {0}, "the very same batch"
 
 
-def test_an_unfinished_batch_that_another_took_is_not_redone(kit, domain, topic, group):
+def test_an_unfinished_batch_omits_ranges_of_another_owner(kit, domain, topic, group):
     frame = kit.stream(group, subscribe=topic)
     with pytest.raises(Exception, match="the sink is down"):
         kit.ended(frame, failing)
@@ -278,7 +282,7 @@ def test_an_unfinished_batch_that_another_took_is_not_redone(kit, domain, topic,
             for records in consumer.poll(500, 30).values():
                 other += [(r.partition, r.offset) for r in records]
                 consumer.commit(records)
-    # Its part, and nothing of what the other one did.
+    # The rest, without the records that the other owner processed.
     found = cells(kit.drained(kit.stream(group, subscribe=topic)))
     assert sorted([*other, *found]) == every(20, 20, 20)
 
@@ -289,7 +293,7 @@ def reset_to(domain, group, position):
         assert admin.execute(plan).outcome == "committed"
 
 
-def test_a_running_query_goes_on_from_the_new_positions(kit, domain, group):
+def test_a_running_query_continues_at_the_positions_of_a_reset(kit, domain, group):
     topic = domain.data_topic(2, records_each=10)
     found = []
     query = kit.started(kit.stream(group, subscribe=topic), keeping(found))
@@ -306,7 +310,7 @@ def test_a_running_query_goes_on_from_the_new_positions(kit, domain, group):
         query.stop()
 
 
-def test_a_query_that_was_stopped_goes_on_from_the_new_positions(kit, domain, group):
+def test_a_stopped_query_restarts_at_the_positions_of_a_reset(kit, domain, group):
     """Not from its checkpoint, although no other owner was in between."""
     topic = domain.data_topic(2, records_each=10)
     assert cells(kit.drained(kit.stream(group, subscribe=topic))) == every(10, 10)
@@ -315,7 +319,7 @@ def test_a_query_that_was_stopped_goes_on_from_the_new_positions(kit, domain, gr
     assert found == [(p, o) for p in range(2) for o in range(4, 10)]
 
 
-def test_a_query_below_the_log_goes_on_after_the_reset_that_its_error_names(
+def test_a_query_below_the_log_continues_after_the_reset_named_in_its_error(
     kit, domain, group
 ):
     topic = domain.data_topic(1, records_each=10)
@@ -333,7 +337,7 @@ def test_a_query_below_the_log_goes_on_after_the_reset_that_its_error_names(
     assert cells(kit.drained(frame)) == every(20)[15:]
 
 
-def test_a_stream_at_latest_reads_what_comes_later(kit, domain, group):
+def test_a_stream_at_latest_reads_only_later_records(kit, domain, group):
     topic = domain.data_topic(2, records_each=5)
     found = []
     frame = kit.stream(group, subscribe=topic, startingOffsets="latest")
@@ -348,9 +352,7 @@ def test_a_stream_at_latest_reads_what_comes_later(kit, domain, group):
         query.stop()
 
 
-def test_available_now_at_latest_reads_what_came_since_the_first_run(
-    kit, domain, group
-):
+def test_available_now_at_latest_reads_records_since_the_first_run(kit, domain, group):
     topic = domain.data_topic(2, records_each=5)
     frame = kit.stream(group, subscribe=topic, startingOffsets="latest")
     assert kit.drained(frame) == []
@@ -408,7 +410,7 @@ def test_the_documented_examples_work(kit, domain, unique):
     assert {row["partition"]: row["count"] for row in rows} == {0: 5, 1: 10, 2: 10}
 
 
-# --- what cannot be
+# --- refused options and checkpoints
 
 
 @pytest.mark.parametrize(
@@ -424,7 +426,7 @@ def test_invalid_options_are_refused_at_once(kit, group, more, message):
         kit.stream(group, **more)
 
 
-def test_a_stream_needs_a_group_and_a_batch_has_none(kit, topic):
+def test_a_stream_without_a_group_and_a_batch_with_one_are_refused(kit, topic):
     reader = kit.spark.readStream.format("marshal").options(**kit.cluster)
     frame = reader.option("subscribe", topic).load()
     with pytest.raises(Exception, match="name the group") as raised:
@@ -452,7 +454,7 @@ def test_the_checkpoint_of_another_query_is_refused(kit, domain, topic, group, u
     assert cells(found) == [(0, 7)], "the first is at the group's position"
 
 
-def test_a_half_written_offset_names_what_to_delete(kit, domain, group):
+def test_a_half_written_offset_raises_with_the_files_to_delete(kit, domain, group):
     topic = domain.data_topic(1, records_each=20)
     frame = kit.stream(group, subscribe=topic, maxOffsetsPerTrigger="15")
     assert cells(kit.drained(frame)) == every(20)

@@ -1,7 +1,7 @@
 """A job that is switched from Spark's own Kafka source, with its options as they are.
 
-The cluster asks for a login over TLS. The job is a program of its own, whose temporary
-files are its own too: once it has ended, no key and no secret may stand among them.
+The cluster requires a login over TLS. The job is a program with a temporary folder of
+its own, which may contain no key and no secret after its end.
 """
 
 import json
@@ -26,8 +26,8 @@ PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
 
 
-# Runs one query after the other, and prints what each found, or why it ended. One whose
-# Python process a busy machine did not start in time has read nothing, and runs again.
+# Runs one query after the other, and prints its rows or its error. A query whose Python
+# process did not start in time, on a busy machine, has read nothing and runs again.
 PROGRAM = """
 import json, sys
 from pyspark.sql import SparkSession
@@ -71,7 +71,7 @@ spark.stop()
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory, unique):
-    """A domain on a broker with two listeners that ask for a login over TLS.
+    """A domain on a broker with two listeners that require a login over TLS.
 
     The second asks for a certificate of the client as well.
     """
@@ -195,7 +195,7 @@ def queries_of(guarded, topic: str) -> dict[str, dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def job(guarded, tmp_path_factory):
-    """The output of a job that runs them all, and the folder that it wrote."""
+    """The output of a job that runs all queries, and the folder that it wrote."""
     topic = guarded.domain.data_topic(PARTITIONS, records_each=EACH)
     home = tmp_path_factory.mktemp("job")
     queries = queries_of(guarded, topic)
@@ -214,7 +214,7 @@ def job(guarded, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["scram", "mutual", "batch"])
-def test_the_options_of_sparks_own_source_read_it_all(job, name):
+def test_a_query_with_options_of_sparks_own_source_reads_all_records(job, name):
     reported = job.results[name]
     assert "error" not in reported, reported["error"]
     assert sorted(map(tuple, reported["rows"])) == every(*[EACH] * PARTITIONS)
@@ -236,7 +236,7 @@ def test_an_unsupported_combination_is_an_error(job, name, message):
 
 
 def test_no_secret_is_shown_or_left_behind(job):
-    """In what the job says, its checkpoints, and what its processes wrote aside."""
+    """In the output of the job, its checkpoints and its temporary files."""
     secrets = (SECRET, WRONG, STORE_PASSWORD, "PRIVATE KEY", "BEGIN CERTIFICATE")
     written = {
         str(path.relative_to(job.home)): path.read_bytes()

@@ -1,7 +1,7 @@
-"""A query whose claims are held by the sidecar of its host, and whose tasks ask it.
+"""A query whose claims are held by the sidecar of its host, and whose tasks use it.
 
-The heartbeat interval is a minute: partitions move at once because a death is known,
-and not because a lease ended.
+The heartbeat interval is a minute: partitions move because the sidecar notices a death,
+not because a lease ended.
 """
 
 import json
@@ -41,8 +41,8 @@ def sidecar(domain):
         yield found
 
 
-# Two queries of two groups in a process of its own. Each prints what it is given;
-# while there is a file, a batch does not come to its end.
+# Two queries of two groups in one process. Each prints its rows; while the file `hold`
+# exists, a batch does not end.
 PROGRAM = """
 import json, sys, threading
 from functools import partial
@@ -78,8 +78,8 @@ class FarQueries(Far):
     """Both queries, in a process that can be killed.
 
     Attributes:
-        rows: How often each row was given to a query, by its kind.
-        held: The kinds whose batch does not end.
+        rows: How often each row reached a query, by delivery.
+        held: The deliveries whose batch does not end.
     """
 
     def __init__(self, queries, checkpoint: str, hold: Path) -> None:
@@ -130,7 +130,7 @@ def owners(domain, group):
 
 
 def judge_log(history, sidecar, groups):
-    """The driver's claims were given up for its death; tasks asked the sidecar."""
+    """Check that the driver's death released claims, and tasks used the sidecar."""
 
     def of_the_sidecar(effect, group):
         steps = history.of(effect, group_id=group)
@@ -139,7 +139,7 @@ def judge_log(history, sidecar, groups):
     for kind, group in groups.items():
         freed = of_the_sidecar("released", group)
         assert {step.record.reason for step in freed} == {"client_died"}, kind
-    # Tasks asked the sidecar, both kinds, and not the log itself.
+    # Tasks of both deliveries sent their requests to the sidecar.
     granted = of_the_sidecar("granted", groups["amo"])
     assert sidecar.answered("grant") >= len(granted) > 0
     assert sidecar.answered("fence") > 0
@@ -154,8 +154,10 @@ def end_all(far, plains):
 
 @pytest.mark.proof
 @pytest.mark.slow
-def test_a_driver_is_killed_beside_plain_consumers(kit, domain, sidecar, tmp_path):
-    """Its sidecar frees what it had; a restart redoes none of it."""
+def test_consumers_take_over_from_a_killed_driver_before_its_lease_ends(
+    kit, domain, sidecar, tmp_path
+):
+    """Its sidecar releases its claims; a restart repeats none of its records."""
     topic = domain.data_topic(PARTITIONS, records_each=EACH)
     groups = {kind: domain.unique(kind) for kind in KINDS}
     common = {
@@ -197,7 +199,7 @@ def test_a_driver_is_killed_beside_plain_consumers(kit, domain, sidecar, tmp_pat
         await_rows(2 * EACH)
         unfinished = far.rows["alo"] - Counter(every(*[EACH] * PARTITIONS))
         far.kill()
-        # Long before the interval after which a silence would be judged.
+        # Long before the owner would be stale.
         soon(
             lambda: all(owners(domain, g) == ["plain"] * 4 for g in groups.values()),
             "the plain consumers have it all",
@@ -225,8 +227,10 @@ def test_a_driver_is_killed_beside_plain_consumers(kit, domain, sidecar, tmp_pat
         assert cells(found) == new, kind
 
 
-def test_an_unfinished_batch_is_done_again_if_nobody_was_between(kit, domain, sidecar):
-    """The sidecar reports the claim before, so the restart recognizes its own."""
+def test_a_restart_repeats_an_unfinished_batch_if_no_owner_came_between(
+    kit, domain, sidecar
+):
+    """The sidecar reports the last claim, which the restart recognizes as its own."""
     topic = domain.data_topic(2, records_each=10)
     group = domain.unique("again")
     options = {"subscribe": topic, "sidecar": sidecar.address, "clientId": "driver"}
@@ -237,8 +241,8 @@ def test_an_unfinished_batch_is_done_again_if_nobody_was_between(kit, domain, si
     assert {row[0] for row in found} == {0}, "the very same batch"
 
 
-def test_claims_without_an_event_yet_are_waited_for(domain, sidecar):
-    """The log shows what the sidecar won before the event of it is here."""
+def test_planning_waits_for_events_of_claims_that_the_log_shows(domain, sidecar):
+    """The log shows a claim of the sidecar before its event arrives."""
     topic = domain.data_topic(2, records_each=10)
     rules = Rules(
         is_at_most_once=False,
@@ -248,7 +252,7 @@ def test_claims_without_an_event_yet_are_waited_for(domain, sidecar):
     )
 
     def planned(marks):
-        """One life of a query: it plans all there is, or reads what was planned."""
+        """Open a query that plans all records, or reads the planned ranges again."""
         with Marshal(
             domain.servers,
             group_id=group,
@@ -284,8 +288,10 @@ def test_claims_without_an_event_yet_are_waited_for(domain, sidecar):
         assert planned(marks) == (marks, found), "the very same batch"
 
 
-def test_over_tcp_the_token_is_read_where_it_is_shown(kit, domain, tmp_path, capfd):
-    """By driver and tasks; no plan, no line and no checkpoint has it."""
+def test_over_tcp_the_token_is_read_by_driver_and_tasks_and_never_shown(
+    kit, domain, tmp_path, capfd
+):
+    """No plan, no line of output and no checkpoint contains it."""
     topic = domain.data_topic(1, records_each=10)
     with socket.create_server(("127.0.0.1", 0)) as free:
         place = f"127.0.0.1:{free.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""What jobs do by the document: sinks that fail, splits, joins of two streams."""
+"""Documented uses: sinks that fail, splits, joins of two streams, two sources."""
 
 from functools import partial
 from pathlib import Path
@@ -64,7 +64,7 @@ def loaded(kit, options):
 def test_a_table_whose_write_fails_has_each_row_once(
     kit, domain, database, group, tmp_path
 ):
-    """Spark runs the task again, which finds what was rolled back."""
+    """Spark runs the task again, on the table that was rolled back."""
     topic, mark = domain.data_topic(2, records_each=EACH), tmp_path / "failed"
     sink = TableSink(
         partial(spark_program.connect, database.dsn),
@@ -94,7 +94,7 @@ class Failing(FileSink):
         return super().publish(spark, place, link=link, batch_id=batch_id)
 
 
-def test_files_of_a_batch_that_fails_in_the_midst_have_each_row_once(
+def test_files_of_a_batch_that_fails_between_partitions_have_each_row_once(
     kit, domain, group, tmp_path
 ):
     topic = domain.data_topic(3, records_each=EACH)
@@ -111,14 +111,16 @@ def test_files_of_a_batch_that_fails_in_the_midst_have_each_row_once(
         file.parent.relative_to(sink.path)
         for file in sink.path.rglob("data/*/*/**/*.parquet")
     }
-    # But for the one whose outcome was unknown.
+    # All are published, except perhaps the one that the failure interrupted.
     assert len(written - named) <= 1
 
 
 @pytest.mark.parametrize(
     ("option", "tasks"), [("minPartitions", 6), ("maxRecordsPerPartition", 8)]
 )
-def test_a_micro_batch_has_as_many_tasks_as_wanted(kit, domain, group, option, tasks):
+def test_a_micro_batch_is_split_by_min_partitions_or_max_records(
+    kit, domain, group, option, tasks
+):
     topic = domain.data_topic(2, records_each=20)
     value = {"minPartitions": "6", "maxRecordsPerPartition": "5"}[option]
     found = []
@@ -133,7 +135,7 @@ def test_a_micro_batch_has_as_many_tasks_as_wanted(kit, domain, group, option, t
 
 
 def test_two_streams_are_joined(kit, domain, unique):
-    """Both sources are members of one group, of other topics."""
+    """Both sources are members of one group, with different topics."""
     orders, payments = domain.data_topic(2), domain.data_topic(2)
     producer = KafkaProducer(bootstrap_servers=domain.servers)
     for number in range(60):
@@ -160,8 +162,10 @@ def test_two_streams_are_joined(kit, domain, unique):
     assert cells(kit.drained(left, name="again")) == []
 
 
-def test_two_sources_of_one_name_end_the_query_when_it_starts(kit, domain, group):
-    """Without an identity, too, whose lock would show it."""
+def test_two_sources_with_one_client_id_end_the_query_when_it_starts(
+    kit, domain, group
+):
+    """Also without a state directory, whose lock would reveal the conflict."""
     sources = [
         kit.stream(
             group, subscribe=domain.data_topic(1, records_each=5), clientId="one"

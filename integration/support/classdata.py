@@ -27,7 +27,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "build" / "java"
 SPARK_PROGRAM = Path(__file__).with_name("classdata_program.py")
 # Java's other programs, such as Spark, would print that the archive is not theirs.
 QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off"
-# What Java adds, for the drivers of Spark alone.
+# Variable with options of Java for the drivers of Spark alone.
 SPARK_OPTIONS = "SPARK_SUBMIT_OPTS"
 
 
@@ -68,7 +68,7 @@ def _using(archive: Path) -> str:
 
 
 def _archive(kind: str, made_of: object, run: Callable[[str], None]) -> Path | None:
-    """Return an archive of what ``run`` loads, which gets Java's options for that."""
+    """Return an archive of the classes that ``run`` loads with given options."""
     name = hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]
     archive = FOLDER / f"{kind}-{name}.jsa"
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ def _run_spark(java_options: str) -> None:
             start_new_session=True,
         )
         try:
-            # Where it fails or hangs there is no archive, and all is slower.
+            # If it fails or hangs there is no archive, and tests are slower.
             program.wait(HANG_S)
         except subprocess.TimeoutExpired:
             os.killpg(program.pid, signal.SIGKILL)

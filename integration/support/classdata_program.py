@@ -1,4 +1,4 @@
-"""Does with Spark a little of what tests do, so that Java loads the classes of it.
+"""Uses Spark as the tests do, so that Java loads its classes.
 
 Run as ``python classdata_program.py FOLDER``; see ``classdata``.
 """
@@ -38,7 +38,7 @@ class Stream(SimpleDataSourceStreamReader):
 
 
 class Source(DataSource):
-    """Of both."""
+    """A data source with both readers."""
 
     @classmethod
     def name(cls):
@@ -55,7 +55,7 @@ class Source(DataSource):
 
 
 def same(batches):
-    """Give back what comes."""
+    """Return the batches unchanged."""
     yield from batches
 
 

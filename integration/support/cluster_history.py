@@ -1,13 +1,13 @@
 """Gives the history of workers on a cluster to the checker of the simulations.
 
-Workers note what they begin and what ends (`worker_notes`); the coordination log has
-the fate of the records that they sent. Both are put into one order and passed to
+Workers note when operations begin and end (`worker_notes`); the coordination log has
+the verdicts on the records that they sent. Both are put into one order and passed to
 the chronicle of the simulator, so that the same history is judged by the same rules.
 
-All notes are by one boot clock. Of a record of the log only the order is used, and no
-clock of a broker: it was appended after it was sent, and before its sender, or the
-sender of a later one, had read it back. What one that imports keys has read of their
-source was appended before. It ends at the last moment that all of these leave.
+All notes use one boot clock. Of records in the log only the order is used, never the
+clock of a broker: a record was appended after it was sent, and before its sender, or
+the sender of a later record, read it back. An entry up to the source offset of an
+import was appended before the import. Each record gets the latest possible time.
 """
 
 import json
@@ -34,21 +34,21 @@ from simulator.checkers import Folded
 from simulator.chronicle import SENT, Chronicle
 from simulator.operation_judge import Operation, Verdict, check
 
-# From a look at the lease to the note of a hand-out, on a machine that is busy.
+# From the check of the lease to the note of a hand-out, on a busy machine.
 LATE_MS = 300
 SHOWN_MAX = 20
 
 
 @attrs.define
 class Sender:
-    """One process: its notes, and when it had read how far.
+    """One process: its notes, and when it had read up to which offset.
 
     Attributes:
-        name: What it is called in the history.
+        name: Its name in the history.
         group_id: The group that it worked for.
         notes: What it noted, oldest first.
-        incarnation: Who it is in the log, None where it sent nothing.
-        reads: By coordinating partition: offset and time of each step ahead.
+        incarnation: Its incarnation in the log, None if it sent nothing.
+        reads: By coordinating partition: offset and time of each advance.
     """
 
     name: str
@@ -75,14 +75,14 @@ class Sender:
         return made
 
     def read_ns(self, t: int, offset: int) -> int | None:
-        """Return when it had read as far as an offset, None where it never has."""
+        """Return when it had read up to an offset, None if it never did."""
         steps = self.reads[t]
         at = bisect_left(steps, (offset, 0))
         return steps[at][1] if at < len(steps) else None
 
 
 class _Fate:
-    """The reported result of an append: that it failed, or nothing yet."""
+    """The result of an append: that it failed, was read back, or is unknown."""
 
     def __init__(self) -> None:
         self.has_failed = self.is_over = False
@@ -99,7 +99,7 @@ class _Fate:
 
 @attrs.frozen
 class _Noted:
-    """A record as far as a worker noted it."""
+    """A data record as a worker noted it."""
 
     offset: int
     token: Token
@@ -118,7 +118,7 @@ class ClusterHistory:
 
         Args:
             entries: The coordination log, by partition.
-            senders: All workers that there were.
+            senders: All worker processes.
         """
         self._entries = entries
         self._senders = senders
@@ -131,7 +131,7 @@ class ClusterHistory:
         self.attempts: set[bytes] = set()
         self._chronicle = Chronicle(self)
 
-    # --- what the chronicle asks
+    # --- queries of the chronicle
 
     @property
     def now_ms(self) -> int:
@@ -139,18 +139,18 @@ class ClusterHistory:
         return self._now_ns // NS_PER_MS
 
     def name_of(self, incarnation: bytes) -> str:
-        """Return what a process is called."""
+        """Return the name of a process."""
         known = self._by_incarnation.get(incarnation)
         return f"stranger {incarnation.hex()[:8]}" if known is None else known.name
 
     def keys_of(self, partition: int) -> Sequence[Key]:
-        """Return what our workers ever tried to claim, of a coordinating partition."""
+        """Return the keys of a coordinating partition that workers tried to claim."""
         return self._keys[partition]
 
     # --- the order
 
     def operations(self) -> list[Operation]:
-        """Return the history of all of them."""
+        """Return the operations of all workers, in order."""
         events: list[Event] = []
         times = self.append_times()
         for t, entries in self._entries.items():
@@ -167,9 +167,9 @@ class ClusterHistory:
         return self._chronicle.operations
 
     def append_times(self) -> dict[int, list[int]]:
-        """Return when each entry was appended, as late as readers of it allow.
+        """Return the latest time at which each entry can have been appended.
 
-        Nobody reads the last entries of a partition that is no longer used.
+        The last entries of a partition that is no longer used have no readers.
         """
         times = {t: self._read_times(t, each) for t, each in self._entries.items()}
         imports = [
@@ -259,8 +259,8 @@ class ClusterHistory:
             if not isinstance(record, SENT):
                 continue
             is_ours = record.incarnation in self._by_incarnation
-            # Refused records of strangers are no part of the history. Accepted ones
-            # are: none of our workers began them, which the checker reports.
+            # Refused records of foreign processes are omitted. Accepted ones are
+            # included: no worker noted them, which the checker reports.
             if is_ours or transition.outcome == ACCEPTED:
                 folded = Folded(t, None, transition, None, 0, False)
                 self._chronicle.on_fold(folded, world)
@@ -269,7 +269,7 @@ class ClusterHistory:
 
 
 def _claimed(t: int, senders: Iterable[Sender]) -> list[Key]:
-    """Return what was ever tried to be claimed in a coordinating partition."""
+    """Return the keys that workers tried to claim in a coordinating partition."""
     records = (
         decode(bytes.fromhex(note["value"]))
         for sender in senders
@@ -293,13 +293,13 @@ def judge(
     ends: Mapping[TopicPartition, int],
     h_ms: int,
 ) -> Verdict:
-    """Have one group's history judged, by the rules that simulations are judged by.
+    """Check one group's history by the rules for simulations.
 
     Args:
-        operations: What all have done, in order.
+        operations: The operations of all workers, in order.
         group_id: The group.
         delivery: Its guarantee.
-        ends: How many records each of its partitions has; all are worked off.
+        ends: How many records each of its partitions has; all are processed.
         h_ms: The heartbeat interval.
     """
     keys = {Key(group_id, *place): (0, end) for place, end in ends.items()}

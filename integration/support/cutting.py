@@ -1,4 +1,4 @@
-"""The end of a log is cut off on disk: acknowledged records are gone for good.
+"""Cuts off the end of a log on disk, so that acknowledged records are lost.
 
 This is what a power cut without replicas does, or an unclean election: the topic and
 its id stay, the log is shorter, and what is written next has the same offsets again
@@ -20,7 +20,7 @@ MAGIC = 2
 def cut_log(broker: EmbeddedBroker, topic: str, partition: int, *, at: int) -> int:
     """Kill the broker, drop an offset and all behind it, and start the broker.
 
-    Batches are dropped as a whole: so what was sent together with it is dropped, too.
+    Whole batches are dropped, also records that were sent in one batch with it.
 
     Returns:
         Where the log ends then.
@@ -54,5 +54,5 @@ def _end_below(value: bytes, at: int) -> tuple[int, int]:
 
 
 def kept_files(home: Path) -> list[Path]:
-    """Return the states that hosts keep below a state directory."""
+    """Return the snapshots that are stored below a state directory."""
     return sorted(home.rglob("*.snapshot"))

@@ -33,8 +33,8 @@ from kafka_marshal.ports import Event, Observer
 from kafka_marshal.protocol.state import KeyState
 from kafka_marshal.protocol.types import Key
 
-# A claim outlives a process that gets no processor for almost twice as long; who needs
-# one that outlives more says so, and pays for it where it waits for a takeover.
+# A claim survives if its process gets no processor for almost two intervals. A test
+# that needs more sets a longer interval, and waits longer for takeovers.
 HEARTBEAT_MS = 2_000
 
 
@@ -120,7 +120,7 @@ class Domain:
         self.kafka.alter_configs([resource])
 
     def grant(self, user: str, operation: str, *, kind: str, name: str) -> None:
-        """Give a user a right, by Kafka's words, as somebody who may."""
+        """Give a user a right, in the terms of Kafka's ACLs."""
         pattern = ResourcePattern(ResourceType[kind.upper()], name)
         self.kafka.create_acls([_acl(ACL, user, operation, pattern)])
 
@@ -150,7 +150,7 @@ class Domain:
             self.produce_to(place, records_each)
 
     def produce_to(self, place: TopicPartition, count: int) -> None:
-        """Append records to one partition and wait until they stand there."""
+        """Append records to one partition and wait until the broker has them."""
         first = self.produced[place]
         for number in range(first, first + count):
             value = b"%d" % number
@@ -159,7 +159,7 @@ class Domain:
         self._producer.flush(timeout=60)
 
     def of(self, topic: str) -> dict[TopicPartition, int]:
-        """Return what was produced to one topic."""
+        """Return the number of records produced to a topic, by partition."""
         return {p: count for p, count in self.produced.items() if p.topic == topic}
 
     def append(self, value: bytes, *, t: int = 0, topic: str | None = None) -> None:
@@ -239,7 +239,7 @@ class Domain:
 
     @property
     def sidecar_address(self) -> str | None:
-        """Where clients of this domain find their sidecar, None without one."""
+        """The address of this domain's sidecar, None without one."""
         return self.sidecar.address if self.via == "sidecar" else None
 
     @property
@@ -257,23 +257,23 @@ class Domain:
         )
 
     def history(self) -> History:
-        """The log to its end, folded; one object that grows."""
+        """The log folded to its end; always the same object."""
         if self._history is None:
             self._history = History(self.servers, self.topic)
         return self._history.read()
 
     def forget_history(self) -> None:
-        """Let the next look read from the start: the log has been truncated."""
+        """Make the next `history` read from the start, after the log was truncated."""
         if self._history is not None:
             self._history.close()
             self._history = None
 
     def states(self, group_id: str) -> dict[Key, KeyState]:
-        """Return what the log says of a group's keys now."""
+        """Return the present state of a group's keys by the log."""
         return self.history().states(group_id)
 
     def owners(self, group_id: str) -> dict[TopicPartition, str | None]:
-        """Return who holds what, by the log; a sidecar's clients by its word."""
+        """Return owners by the log; for claims of the sidecar, its clients."""
         owners = {
             key.topic_partition: None if known.owner is None else known.owner.client_id
             for key, known in self.states(group_id).items()

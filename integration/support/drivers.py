@@ -1,4 +1,4 @@
-"""Spark drivers in processes of their own, and what they leave behind."""
+"""Spark drivers in processes of their own, and the files that they write."""
 
 import json
 import os
@@ -23,7 +23,7 @@ CONF = {
 
 # Spark gives a Python worker ten seconds to start, however busy the machine is.
 BUSY = "failed to connect back"
-# It does not run a stage again behind another that it cannot undo: the job fails.
+# Spark does not rerun a stage after one that it cannot undo: the job fails.
 UNDONE = "indeterminate"
 
 
@@ -40,7 +40,7 @@ class Supervised:
 
     Attributes:
         query: The query now.
-        reasons: Texts of which one must stand in whatever ended it.
+        reasons: Texts of which one must be in the error that ended it.
     """
 
     def __init__(self, start: Callable[[], StreamingQuery], *reasons: str) -> None:
@@ -49,7 +49,7 @@ class Supervised:
         self.query = start()
 
     def live(self) -> bool:
-        """Return True; start the query again where it has ended for such a reason.
+        """Return True; start the query again if it ended for one of the reasons.
 
         Raises:
             AssertionError: It ended for another reason.
@@ -65,7 +65,7 @@ class Supervised:
 
 
 class Leavings:
-    """What queries leave behind in a folder."""
+    """The journals and accidents of queries in a folder."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -79,7 +79,7 @@ class Leavings:
         return [line.split() for line in text.splitlines()]
 
     def rows(self) -> Counter:
-        """Return how often each row was processed at most once."""
+        """Return how often each row was processed by queries with delivery amo."""
         return Counter((int(p), int(o)) for p, o in self.lines("amo"))
 
     def tries(self, query: str) -> Counter:
@@ -169,5 +169,5 @@ class Drivers(Leavings):
         return True
 
     def output(self) -> str:
-        """Return what drivers wrote on their way, for a failure's message."""
+        """Return the ends of the drivers' logs, for the message of a failure."""
         return "\n".join(p.read_text()[-3_000:] for p in self.home.glob("*.stderr"))

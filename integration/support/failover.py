@@ -1,12 +1,12 @@
 """How long brokers themselves take to replace a leader, partition by partition.
 
-Two things are looked at from a kill on: when a broker that lives names a new leader
-for every partition, and when each partition of the coordination topic takes a record
-again, copies and all. What it takes is rubbish to every reader (PROTOCOL 1.5), and
-only as much as one knock in 100 ms. The stream shows the same of data partitions.
+Two times are measured from a kill on: when a running broker names a new leader for
+every partition, and when each partition of the coordination topic acknowledges a record
+on all in-sync replicas. Every reader ignores these records (PROTOCOL 1.5), one in
+100 ms for each partition. `stream` measures the same for data partitions.
 
-A client of librdkafka with its own settings would be late itself, so this one asks
-who leads at each turn.
+With its default settings librdkafka would find new leaders late, so this client
+requests metadata in each round.
 """
 
 import threading
@@ -37,7 +37,7 @@ class Failover:
         self._servers = servers
         self._log = log
         self._topics = sorted({log, *topics})
-        # Two: who writes waits for copies, and so would a question behind that.
+        # Two producers: a request for metadata would wait behind pending writes.
         self._looker: Producer | None = None
         self._knocker: Producer | None = None
         self._numbers: list[int] = []
@@ -46,7 +46,7 @@ class Failover:
         self._took_ms: int | None = None
 
     def watch(self, victim: int) -> None:
-        """Begin right before a broker is killed."""
+        """Begin to measure; called right before a broker is killed."""
         if self._looker is None:
             common = {"bootstrap.servers": self._servers, "log_level": 0}
             self._looker = Producer(common)
@@ -61,7 +61,7 @@ class Failover:
         self._thread.start()
 
     def took_ms(self) -> int:
-        """Return how long it took, once it is over."""
+        """Return how long the replacement took, once it is complete."""
         assert self._thread is not None
         self._thread.join(LONGEST_MS / 1000)
         assert self._took_ms is not None, "no new leaders, or none that takes records"
@@ -79,7 +79,7 @@ class Failover:
             self._knocker.poll(TURN_S)
             if named_ms is None and self._are_replaced(victim):
                 named_ms = wall_ms()
-                # What was taken before is no evidence.
+                # Earlier records may have been acknowledged by the old leader.
                 self._taken.clear()
             if named_ms is not None and self._taken.keys() == set(self._numbers):
                 self._took_ms = max(named_ms, *self._taken.values()) - since_ms

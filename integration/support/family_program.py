@@ -1,8 +1,8 @@
 """A client of a sidecar with a child that works for it, in plain HTTP.
 
-Run as ``python family_program.py SOCKET BASE TOPIC``. It registers, names its child
-as one, consumes a topic, prints the child's id, and beats until it is killed. The
-child outlives it.
+Run as ``python family_program.py SOCKET BASE TOPIC``. It registers itself and
+its child, consumes a topic, prints the child's id, and sends heartbeats until it is
+killed. The child outlives it.
 """
 
 import secrets

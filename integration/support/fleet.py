@@ -1,4 +1,4 @@
-"""Worker processes: start, signal, look at what they wrote."""
+"""Worker processes: start and signal them, and read their journals."""
 
 import json
 import os
@@ -48,11 +48,11 @@ class Worker:
             "warm_ms": None,
             "hostname": "",
         } | settings
-        # What it says of itself to the checker of histories, where that is asked.
+        # Its notes for the checker of histories, if requested.
         self.notes_path = self.journal_path.with_suffix(".notes")
         if self.settings["notes"]:
             self.settings["notes"] = str(self.notes_path)
-        # What it runs under, such as a network of its own; it must become Python.
+        # A command that runs it, such as in a network namespace; it must exec Python.
         launcher = self.settings.pop("launcher", ())
         self.journal_path.touch()
         self._lines: list[dict] = []
@@ -95,7 +95,7 @@ class Worker:
         return self._lines
 
     def since(self, at_ms: int) -> list[dict]:
-        """Return what it has written since then; cheap however much there is."""
+        """Return the lines written since then, without parsing older lines again."""
         lines = self.lines()
         return lines[bisect_right(lines, at_ms, key=itemgetter("at_ms")) :]
 
@@ -141,7 +141,7 @@ class Worker:
 
 
 class Fleet:
-    """Workers that are all gone when the ``with`` block ends."""
+    """Workers that are all killed when the ``with`` block ends."""
 
     def __init__(self, domain, home: Path, **settings: object) -> None:
         self._domain = domain

@@ -37,7 +37,7 @@ PRELOADED = (
 
 def main() -> None:
     """Serve until the socket is closed; in a fork, run its program as ``__main__``."""
-    # Who interrupts the tests wants the programs to end, and asks for their status.
+    # An interrupt ends the programs; this server must still report their status.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=int(sys.argv[1])) as asked:
         for name in PRELOADED:

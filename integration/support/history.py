@@ -1,7 +1,7 @@
-"""What the coordination log itself says happened, for judging guarantees.
+"""The history by the coordination log itself, to check guarantees.
 
 Reads the topic with a plain Kafka client and folds it with the production fold;
-no engine, no consumer and no figure of theirs is believed.
+it relies on no engine and no consumer of the product.
 """
 
 import time
@@ -33,7 +33,7 @@ class Step:
         offset: Offset there.
         leader_epoch: Leader epoch of the entry.
         timestamp_ms: When the broker appended it.
-        transition: What the fold says it did.
+        transition: The transition that the fold returned.
         position: The key's position afterwards, None without a key.
     """
 
@@ -96,7 +96,7 @@ class Tenure:
 
 @attrs.frozen
 class Grant:
-    """A range of offsets that the log gave out at most once."""
+    """A range of offsets that was granted, at most once."""
 
     key: Key
     client_id: str
@@ -107,12 +107,12 @@ class Grant:
 
 
 def parsed(token: str) -> tuple[int, ...]:
-    """Return a token as what it is compared by."""
+    """Return the numbers by which a token is compared."""
     return tuple(map(int, token.split(".")))
 
 
 class History:
-    """The whole coordination log, folded; ``read`` goes on where it stopped.
+    """The whole coordination log, folded; ``read`` continues where it stopped.
 
     Attributes:
         steps: Every transition, by coordinating partition and offset.
@@ -156,7 +156,7 @@ class History:
                 self._read_on()
                 break
             except KafkaError:
-                # This client may cling to a leader that has been replaced.
+                # This client may still use a leader that has been replaced.
                 self.close()
                 if attempt == ATTEMPTS:
                     raise
@@ -235,10 +235,10 @@ class History:
         ]
 
     def tenures(self, group_id: str) -> dict[Key, list[Tenure]]:
-        """Return who held what, one after the other, in whatever partition it was.
+        """Return the claims of each key in order, over all coordinating partitions.
 
-        In one partition they do not overlap, by construction of the fold (S1); a key
-        moves with the partition count, and then the order is that of the tokens.
+        In one partition they do not overlap, by construction of the fold (S1). A key
+        may move if the partition count changes; tokens define the order.
         """
         found: dict[Key, list[Tenure]] = defaultdict(list)
         for (_, key), tenures in self._tenures_by_place(group_id).items():
@@ -253,7 +253,7 @@ class History:
         return dict(found)
 
     def _tenures_by_place(self, group_id: str) -> dict[tuple[int, Key], list[Tenure]]:
-        """Return who held what, by coordinating partition and key."""
+        """Return the claims by coordinating partition and key."""
         found: dict[tuple[int, Key], list[Tenure]] = defaultdict(list)
         open_now: dict[tuple[int, Key], Tenure] = {}
         for step in self.steps:
@@ -285,8 +285,8 @@ class History:
                 found[place].append(open_now[place])
                 continue
             if step.effect == "imported":
-                # It was elsewhere meanwhile: the owner that it had here has no part
-                # in what comes.
+                # The key was in another partition meanwhile: its earlier owner
+                # here does not hold it any more.
                 open_now.pop(place, None)
                 continue
             if now is None:
@@ -309,7 +309,7 @@ class History:
         return found
 
     def grants(self, group_id: str) -> dict[Key, list[Grant]]:
-        """Return every range given out at most once, in the order of tokens."""
+        """Return every granted range, in the order of tokens."""
         found: dict[Key, list[Grant]] = defaultdict(list)
         tokens: dict[tuple[int, Key], str] = {}
         for step in self.steps:

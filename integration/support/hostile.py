@@ -1,4 +1,4 @@
-"""Records that nobody honest would write, for the coordination topic."""
+"""Malformed and hostile records for the coordination topic."""
 
 import random
 import threading
@@ -23,10 +23,10 @@ END_S = 60.0
 
 
 def hostile_values(keys: Iterable[Key], *, seed: int) -> Iterator[bytes | None]:
-    """Yield values for ever: rubbish, torn frames, and an impostor's records.
+    """Yield values without end: garbage, cut frames, and records of an impostor.
 
-    The impostor names the keys that others hold, and their epochs as far as it can
-    guess; all it lacks is their incarnation.
+    The impostor names the keys of other owners and guesses their epochs; it only
+    lacks their incarnations.
     """
     chance = random.Random(seed)
     keys, me, seq = list(keys), chance.randbytes(16), 0
@@ -57,11 +57,11 @@ def hostile_values(keys: Iterable[Key], *, seed: int) -> Iterator[bytes | None]:
             ClaimingMessages(
                 **owned, grantee=me, first=0, proposed_last_offset=1 << 30
             ),
-            # Over before it is sent: it pauses nobody.
+            # The pause has ended before it is sent, so it has no effect.
             ReleaseGroup(
                 **who, op_id=chance.randbytes(16), msg_expire_time=1, reason=None
             ),
-            # Of a group of its own: legal, and a strain on the limits.
+            # Valid claims of many other groups, which use up the limits.
             msgspec.structs.replace(
                 claimed, client_id="x", group_id=f"flood-{chance.randrange(500)}"
             ),
@@ -83,7 +83,7 @@ def hostile_values(keys: Iterable[Key], *, seed: int) -> Iterator[bytes | None]:
 
 
 class Flood:
-    """Writes such records into every partition of a topic, at the given rate.
+    """Writes values into every partition of a topic, at the given rate.
 
     Attributes:
         sent: How many so far.

@@ -1,4 +1,4 @@
-"""What the workers themselves wrote down, and the judgement over it."""
+"""The journals of workers, and checks of the guarantees against them."""
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
@@ -20,8 +20,8 @@ class Handled:
     """One record that a worker processed: the effect that must not be lost or doubled.
 
     Attributes:
-        client_id: Who.
-        pid: Which process of that name.
+        client_id: The worker.
+        pid: Its process.
         place: Data partition.
         offset: Offset.
         token: Fencing token, as text.
@@ -48,7 +48,7 @@ class Journal:
 
     @classmethod
     def merged(cls, *written: list[dict]) -> "Journal":
-        """Return what workers wrote, each its lines in order, in order of time."""
+        """Return the lines of several workers in order of time."""
         return cls(sorted(chain.from_iterable(written), key=itemgetter("at_ms")))
 
     def of(self, event: str, **fields: object) -> list[dict]:
@@ -83,7 +83,7 @@ class Journal:
         return dict(found)
 
     def lost(self, produced: dict[TopicPartition, int]) -> dict[TopicPartition, list]:
-        """Return what nobody processed, by partition; empty when all was."""
+        """Return the offsets that no worker processed, by partition."""
         seen = self.offsets()
         gone = {
             place: [n for n in range(count) if not seen.get(place, {}).get(n)]
@@ -92,7 +92,7 @@ class Journal:
         return {place: offsets for place, offsets in gone.items() if offsets}
 
     def duplicated(self) -> dict[TopicPartition, list[int]]:
-        """Return what was processed more than once, by partition."""
+        """Return the offsets that were processed more than once, by partition."""
         doubled = {
             place: sorted(n for n, times in counts.items() if times > 1)
             for place, counts in self.offsets().items()
@@ -105,11 +105,11 @@ def judge_duplicates(
 ) -> int:
     """Check PROTOCOL 6.1 for every tenure; return the number of repeats.
 
-    Whatever is processed again lies at or above the last accepted position of
-    the tenure before, and was processed there less than an interval and a round trip
-    before that tenure's last sign of life, or after it. A sidecar renews on for a
-    client that stands still: there the sign of life is the client's own. Neither is
-    asked where brokers' clocks were wrong (``has_true_time``).
+    A repeated offset is at or above the last accepted position of the earlier tenure.
+    It was first processed at most one interval before the last heartbeat of that
+    tenure, or later. A sidecar renews claims of a client that hangs: there the
+    client itself must have fallen silent. Times are not checked if the clocks of
+    brokers were wrong (``has_true_time``).
     """
     by_token = defaultdict(list)
     for each in journal.handled:
@@ -146,14 +146,14 @@ def judge_duplicates(
 
 
 def _fell_silent(moments: list[int], since_ms: int, *, interval_ms: int) -> bool:
-    """Return whether a process wrote nothing for an interval that began within one.
+    """Return whether a process soon wrote nothing for a heartbeat interval.
 
-    It was stopped or killed, or its sidecar took its work away. One that wrote on had
-    time to report what it has processed.
+    The silence begins within one interval: the process was stopped or killed, or lost
+    its partitions. A process that wrote more had time to report its progress.
 
     Args:
         moments: When it wrote, sorted.
-        since_ms: Such a moment.
+        since_ms: The moment from which silence counts, one of these.
         interval_ms: The heartbeat interval.
     """
     rest = moments[bisect_left(moments, since_ms) :]
@@ -165,10 +165,10 @@ def _fell_silent(moments: list[int], since_ms: int, *, interval_ms: int) -> bool
 
 
 def judge_grants(journal: Journal, history: History, group_id: str) -> dict[Key, set]:
-    """Check PROTOCOL 6.2 over the whole log; return what was granted and lost.
+    """Check PROTOCOL 6.2 over the whole log; return granted, unprocessed offsets.
 
-    Grants of a key are contiguous and disjoint; nothing is processed twice, and
-    nothing that was not granted to the very claim it was processed under.
+    Grants of a key are contiguous and disjoint; no record is processed twice, and each
+    only under the claim to which it was granted.
     """
     assert journal.duplicated() == {}
     unprocessed = {}
@@ -189,9 +189,9 @@ def judge_grants(journal: Journal, history: History, group_id: str) -> dict[Key,
 def judge_moves(history: History) -> int:
     """Check PROTOCOL 10.3 and 10.4 for every imported key; return how many there were.
 
-    By what its importer had read of its source, nobody owned the key any more, and it
-    was imported as it was; nothing changes it there until the next change begins. So
-    by the log no key has two owners in two partitions.
+    At the source offset of the import, the key's state there was final, and it was
+    imported with that state; no record changes it there until the next change of the
+    layout begins. So no key has owners in two partitions.
     """
     imports: dict[int, list[Step]] = defaultdict(list)
     for step in history.of("imported"):
@@ -219,11 +219,11 @@ def judge_moves(history: History) -> int:
 def judge_overlaps(
     journal: Journal, history: History, group_id: str, *, late_max: int | None = 1
 ) -> int:
-    """Check S4 and S7 by what was done; return how often two were at work.
+    """Check S4 and S7; return how many records were processed under stale tokens.
 
-    A process that still works under an older token beside a newer one was
-    checked before, and got no further: at most one record. With
-    ``late_max`` None they are counted only: clocks were beyond what S4 assumes.
+    A process whose lease was checked before a newer token was used may finish at most
+    ``late_max`` records. None only counts them: for clocks that violate the
+    assumptions of S4.
     """
     tokens = {
         key.topic_partition: [tenure.token for tenure in tenures]

@@ -1,8 +1,8 @@
 """Hosts of their own for brokers and clients: network namespaces on one bridge.
 
-Any direction between any two of them can be cut without a word to either side: the
-sender's entry for the other's hardware address is made wrong, and what it sends goes
-nowhere. Linux, with the rights of root; see ``is_allowed``.
+Any direction between two of them can be cut without notifying either side: the sender's
+neighbor entry gets a wrong hardware address, so its packets are lost. This needs Linux
+and the rights of root; see ``why_not``.
 """
 
 import os
@@ -54,7 +54,7 @@ class Network:
         self._numbers = {name: number for number, name in enumerate(hosts, 1)}
 
     def launcher(self, host: str) -> list[str]:
-        """Return what runs a command on that host, and becomes it."""
+        """Return the prefix of a command that runs it on a host, by exec."""
         return ["ip", "netns", "exec", self._space(host)]
 
     def _space(self, host: str) -> str:
@@ -101,12 +101,12 @@ class Network:
     # --- cutting
 
     def cut(self, senders: Iterable[str], receivers: Iterable[str]) -> None:
-        """Let nothing through from these to those; the other way stays open."""
+        """Drop packets from senders to receivers; the other direction stays open."""
         for pair in self._pairs(senders, receivers):
             self._aim(*pair, is_open=False)
 
     def mend(self, senders: Iterable[str], receivers: Iterable[str]) -> None:
-        """Let everything through again."""
+        """Open this direction again."""
         for pair in self._pairs(senders, receivers):
             self._aim(*pair, is_open=True)
 
@@ -117,7 +117,7 @@ class Network:
         self.cut(other, one)
 
     def heal(self) -> None:
-        """Let everybody reach everybody."""
+        """Open all directions."""
         self.mend(self.addresses, self.addresses)
 
     def _pairs(

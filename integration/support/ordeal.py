@@ -1,7 +1,7 @@
 """Workers of both guarantees under a steady stream, while something breaks.
 
-One ordeal is one fault: start, break, heal, settle, judge. The verdict is of the
-log and of what workers wrote down; figures go into a `Finding`, for the report.
+One ordeal is one fault: start, break, heal, settle, check. The checks use the log and
+the journals of workers; figures go into a `Finding`, for the report.
 """
 
 from collections import Counter
@@ -30,7 +30,7 @@ DELIVERIES = ("alo", "amo")
 TEAM = {"w1": "fast", "w2": "kafka-python"}
 WORK_MS = 120_000
 LOOK_BACK_MS = 5_000
-# From a look at the lease to the line in the journal, on a machine that is busy.
+# From the check of the lease to the line in the journal, on a busy machine.
 GRACE_MS = 300
 
 
@@ -43,8 +43,8 @@ class Finding:
         title: What was broken, for people.
         h_ms: The heartbeat interval.
         runs: How often it was broken.
-        takeover_ms: From the death of an owner to the claim of the next, each.
-        handed_ms: From the death of an owner to work of the next, each.
+        takeover_ms: From each death of an owner to the claim of its successor.
+        handed_ms: From each death of an owner to the first record of its successor.
         gap_ms: Longest time without work in any partition, each run.
         gaps: The same by guarantee and transport, and that of bare clients of each
             transport (``alone``), each run.
@@ -55,10 +55,10 @@ class Finding:
         owners_kept: How many of them kept all their claims.
         records: Records processed.
         duplicates: At least once: repeats, all within the bound.
-        unprocessed: At most once: granted to those who died, and never processed.
+        unprocessed: At most once: records granted and never processed.
         unprocessed_max: The most of one claim; the bound is ``AT_RISK``.
-        stale_hands: Records that were in an owner's hands when the next began.
-        losses: At least once: records that nobody processed.
+        stale_hands: Records processed under a token after a newer one was used.
+        losses: At least once: records that no worker processed.
         history: Findings of the checker of histories, by guarantee.
         notes: Whatever else should be reported.
     """
@@ -87,7 +87,7 @@ class Finding:
 
 
 class Ordeal:
-    """Two fleets, the stream that they work on, and the judgement.
+    """Two fleets, the stream that they process, and the checks.
 
     Without ``has_gaps`` there is no bare client of kafka-python, which costs as much
     processor time as a worker, and `note_gaps` has nothing to compare with.
@@ -163,10 +163,10 @@ class Ordeal:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    # --- the course of it
+    # --- course of an ordeal
 
     def start(self, launchers: dict[str, list[str]] | None = None) -> None:
-        """Start the team in both groups and wait until everybody works."""
+        """Start the team in both groups and wait until all workers process records."""
         for fleet in self.fleets.values():
             for name, transport in self._team.items():
                 launcher = (launchers or {}).get(name, ())
@@ -181,7 +181,7 @@ class Ordeal:
         ]
 
     def kill(self, name: str) -> list[Worker]:
-        """Kill the processes of one name, which nobody expects to run from now on."""
+        """Kill the processes of one name, which need not run from now on."""
         killed = self.workers(name)
         for worker in killed:
             worker.kill()
@@ -194,7 +194,7 @@ class Ordeal:
             fleet.start(name, transport=self._team[name])
 
     def wait_all_work(self, names: set[str], timeout_ms: int = WORK_MS) -> None:
-        """Wait until these clients, in both groups, have worked from now on."""
+        """Wait until these clients, in both groups, have processed later records."""
         since = wall_ms()
         for fleet in self.fleets.values():
 
@@ -207,7 +207,7 @@ class Ordeal:
             eventually(look, what, timeout_ms)
 
     def require_running(self, names: set[str]) -> None:
-        """Fail with the last words of a process that has ended by itself."""
+        """Fail with the error output of a process that ended by itself."""
         for fleet in self.fleets.values():
             for worker in fleet.workers:
                 is_well = worker.is_running or worker.client_id not in names
@@ -241,7 +241,7 @@ class Ordeal:
         return fleet.settings["topics"]
 
     def claims(self) -> dict:
-        """Return who holds what under which epoch, of both groups."""
+        """Return owner and epoch of each key of both groups."""
         return {
             key: (known.owner, known.epoch)
             for fleet in self.fleets.values()
@@ -249,7 +249,7 @@ class Ordeal:
         }
 
     def note_gaps(self, since_ms: int) -> None:
-        """Note how long work stood still from then on, ours and the bare one's."""
+        """Note the longest pauses of workers and of bare clients from then on."""
         assert self._python is not None
         row = {
             f"alone {name}": max(
@@ -270,19 +270,19 @@ class Ordeal:
             for seen in times.values():
                 seen.sort()
                 gap_ms = longest_gap_ms([at for at, _ in seen], since_ms)
-                # The present owner is the one that was waited for.
+                # The pause is attributed to the present owner.
                 who = f"{delivery} {self._team.get(seen[-1][1], 'another')}"
                 ours[who] = max(gap_ms, ours.get(who, 0))
         self.finding.gap_ms.append(max(ours.values()))
         self.finding.gaps.append(row | ours)
 
     def note_own(self, since_ms: int) -> None:
-        """Note how long the brokers took, by all that is known of it by now."""
+        """Note how long the brokers took to replace a leader."""
         taken = max(longest_gap_ms(at, since_ms) for at in self.stream.taken.values())
         self.finding.own_ms.append(max(self.failover.took_ms(), taken))
 
     def note_kept(self, before: dict) -> None:
-        """Note whether all claims are what they were, and whose are."""
+        """Note whether all claims are unchanged, and which owners kept theirs."""
         now = self.claims()
         self.finding.kept = (self.finding.kept or 0) + (now == before)
         had, lost = set(), set()
@@ -295,9 +295,9 @@ class Ordeal:
         self.finding.owners_kept += len(had - lost)
 
     def note_takeover(self, since_ms: int, names: set[str], before: dict) -> None:
-        """Note how long what these owners had was without an owner, and without work.
+        """Note how long the keys of these owners had no owner, and no work.
 
-        Several partitions of one death count as one: its last.
+        Several keys of one death count as one: the last.
         """
         history = self.domain.history()
         for fleet in self.fleets.values():
@@ -320,7 +320,7 @@ class Ordeal:
                     if each.place == key.topic_partition
                     and each.token == following.token
                 ]
-                # It may have passed on again before it had anything to do.
+                # The successor may have released the key before it had records.
                 handed += [at[0] - since_ms] if at else []
             self.finding.takeover_ms.append(max(claimed))
             self.finding.handed_ms += [max(handed)] if handed else []
@@ -328,7 +328,7 @@ class Ordeal:
     def judge_silence(self, since_ms: int, until_ms: int) -> None:
         """Check that workers which could not renew stopped by their leases (5.2).
 
-        One record may have been in its hands.
+        One record of each partition may have been in progress.
         """
         first_ms = since_ms + Lease.since(0, self.finding.h_ms).soft_until_ms + GRACE_MS
         assert first_ms < until_ms
@@ -345,7 +345,7 @@ class Ordeal:
         )
 
     def settle(self) -> None:
-        """Stop the stream, let all be worked off, and let everybody leave."""
+        """Stop the stream, wait until all is processed, and end the workers."""
         self.domain.produced.update(self.stream.stop())
         for fleet in self.fleets.values():
             (topic,) = self.topics(fleet)
@@ -365,7 +365,7 @@ class Ordeal:
                 if worker.pid not in self._replaced:
                     worker.ask_to_end()
 
-    # --- where workers or the log itself may end
+    # --- workers that end, and logs that lose records
 
     def replace_the_fallen(self) -> None:
         """Restart workers that ended with an error under other names; note why."""
@@ -384,7 +384,7 @@ class Ordeal:
                 )
 
     def noticed(self, event: str) -> set[tuple[str, str]]:
-        """Return whose engine reported an event, as guarantee and client_id."""
+        """Return delivery and client_id of the workers that reported an event."""
         return {
             (delivery, line["client_id"])
             for delivery, fleet in self.fleets.items()
@@ -396,10 +396,10 @@ class Ordeal:
         return self.stream.end(Place(self.domain.topic, t))
 
     def settle_truncated(self) -> None:
-        """Settle and judge where the log lost what had been acknowledged.
+        """Settle, and check after the log has lost acknowledged records.
 
-        What was confirmed may come again, for its confirmation is gone; at most
-        once only what readers gave the alarm for (PROTOCOL 7.5).
+        Committed records may be repeated, because the commit is lost; at most once
+        only those that an event `grant_exposed` names (PROTOCOL 7.5).
         """
         self.domain.forget_history()
         self.settle()
@@ -431,13 +431,13 @@ class Ordeal:
             )
             assert not unalarmed, f"processed twice without alarm: {unalarmed}"
 
-    # --- the judgement
+    # --- checks
 
     def judge(self) -> Finding:
         """Check every guarantee; return the figures.
 
         Raises:
-            AssertionError: One was broken; it says where.
+            AssertionError: A guarantee was broken; the message says where.
         """
         found, history = self.finding, self.domain.history()
         judge_histories(
@@ -482,16 +482,16 @@ def judge_histories(
     *,
     is_exclusive: bool = True,
 ) -> None:
-    """Have what the workers noted judged by the checker that simulations use.
+    """Check the notes of workers with the checker of simulations.
 
     Args:
-        found: Gets what it says.
+        found: Gets the results of the checker.
         domain: Where they worked; all of its work is done.
-        fleets: By name; the guarantee is what a name begins with.
-        is_exclusive: Whether S4 is demanded; else it is counted only.
+        fleets: By name, which begins with the delivery.
+        is_exclusive: Whether S4 must hold; otherwise it is only counted.
 
     Raises:
-        AssertionError: Something must not be; all of it is in the finding.
+        AssertionError: A rule was broken; ``found`` has every case.
     """
     senders = [
         Sender.of(worker.notes_path, fleet.settings["group_id"])

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of one's own: in a folder of its own, on a Unix socket."""
+"""A PostgreSQL server for tests, in a temporary folder, on a Unix socket."""
 
 import os
 import pwd
@@ -20,14 +20,14 @@ UNPRIVILEGED = "nobody"
 
 
 class PostgresUnavailable(Exception):
-    """There is no server, and why."""
+    """There is no server; the message has the reason."""
 
 
 class Postgres:
-    """A running server; everybody on this machine's socket is let in.
+    """A running server that lets every user of its socket connect.
 
     Attributes:
-        dsn: What psycopg connects by.
+        dsn: Connection string for psycopg.
     """
 
     def __init__(self, home: Path) -> None:

@@ -21,7 +21,7 @@ def die_after(count: int, *, is_settled: bool) -> None:
 
     Args:
         count: Records that are appended.
-        is_settled: Whether the brokers have all of these first.
+        is_settled: Whether to wait until the brokers have all of these.
     """
     plain = Follower.append
     appended = []

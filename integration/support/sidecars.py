@@ -28,7 +28,7 @@ START_MS = 150_000
 
 
 class Sidecar:
-    """One sidecar; it may be ended and started again, and stays the same one.
+    """One sidecar; it may be started again, with the same identity.
 
     Attributes:
         domain: The coordination domain that it works in.
@@ -64,7 +64,7 @@ class Sidecar:
 
     @property
     def log(self) -> str:
-        """Everything that it has logged, in all of its lives."""
+        """Everything that all of its processes have logged."""
         return self._log.read_text() if self._log.exists() else ""
 
     def start(self, *, is_ready: bool = True) -> "Sidecar":
@@ -115,7 +115,7 @@ class Sidecar:
             return None
 
     def assigned(self, group_id: str) -> dict[TopicPartition, str]:
-        """Return which of its clients has what in a group."""
+        """Return the client that has each partition of a group."""
         with self.http() as client:
             found = client.get(paths.CLIENTS).raise_for_status()
         return {
@@ -137,7 +137,7 @@ class Sidecar:
         )
 
     def kill(self) -> None:
-        """End it without a word."""
+        """End it with SIGKILL."""
         self.process.kill()
         self.process.wait(END_S)
 
@@ -152,7 +152,7 @@ class Sidecar:
         return self.process.wait(END_S)
 
     def close(self) -> None:
-        """End it and remove all that it kept."""
+        """End it and remove its files."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait(END_S)
@@ -181,7 +181,7 @@ class PlainClient:
 
     Attributes:
         frames: Every event that came, oldest first: its id and its document.
-        has: What it has now by its events: place to the ``assigned`` event.
+        has: Its partitions by its events: place to the ``assigned`` event.
         deadlines: Those of the last heartbeat, place to document.
     """
 
@@ -219,7 +219,7 @@ class PlainClient:
         return response
 
     def keep_beating(self) -> None:
-        """Give signs of life in the background, over a connection of its own."""
+        """Send heartbeats in the background, over a connection of its own."""
         self._beating = threading.Thread(target=self._beat_on, daemon=True)
         self._beating.start()
 
@@ -227,7 +227,7 @@ class PlainClient:
         headers = {api.INSTANCE_HEADER: self.instance}
         with self.sidecar.http(headers=headers) as client:
             while not self._ended.wait(self.beat_ms / 1000):
-                # A sidecar that is away is come back to.
+                # Try again until the sidecar is back.
                 with contextlib.suppress(httpx.TransportError):
                     client.post(self.base + "/beat", json={})
 
@@ -242,7 +242,7 @@ class PlainClient:
         body = {"returned": returned, "timeout_ms": timeout_ms}
         response = self.http.post(self.base + "/released", json=body)
         if response.is_success:
-            # What it confirmed itself is not reported again.
+            # The sidecar sends no event for a release that the client confirmed.
             for each in returned:
                 had = self.has.get(place(each))
                 # A later claim of it may have been assigned meanwhile.
@@ -256,7 +256,7 @@ class PlainClient:
     # --- events
 
     def listen(self, after: str | None = None) -> None:
-        """Read events in the background, from behind an id."""
+        """Read events in the background, by default all, or those after an id."""
         headers = {api.INSTANCE_HEADER: self.instance}
         if after is not None:
             headers[api.EVENT_ID_HEADER] = after
@@ -304,7 +304,7 @@ class PlainClient:
         return [body for _, body in self.frames if body["type"] == kind]
 
     def wait_event(self, kind: str, count: int = 1) -> dict:
-        """Return the event of a kind that makes up a number of them."""
+        """Wait for so many events of a kind; return the last of these."""
         eventually(lambda: len(self.events(kind)) >= count, f"{count} of {kind}")
         return self.events(kind)[count - 1]
 
@@ -313,7 +313,7 @@ class PlainClient:
         eventually(lambda: len(self.has) == count, f"{count} partitions")
 
     def hang_up(self) -> None:
-        """Cut the stream; the client lives on."""
+        """Cut the stream of events; the client stays registered."""
         stream, self._stream = self._stream, None
         if stream is not None:
             network = stream.extensions["network_stream"]
@@ -323,7 +323,7 @@ class PlainClient:
             assert not self._thread.is_alive()
 
     def close(self) -> None:
-        """Cut everything; nobody is notified."""
+        """Close all connections without notifying the sidecar."""
         self._ended.set()
         if self._beating is not None:
             self._beating.join(END_S)

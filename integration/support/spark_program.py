@@ -5,7 +5,7 @@ Run as ``python spark_program.py SETTINGS``, settings being one JSON object; see
 row as they get it. The other is at least once, into a database. Queries that end are
 started again from their checkpoints, until standard input is closed.
 
-Accidents happen as configured, each once in the life of the folder ``accidents``.
+Accidents happen as configured, once each; the folder ``accidents`` records them.
 """
 
 import json
@@ -24,7 +24,7 @@ AGAIN_S = 0.5
 
 
 class Accidents:
-    """What goes wrong, once each; a file remembers that it did."""
+    """Faults that happen once each; a file records that it happened."""
 
     def __init__(self, folder: str, kinds: list[str]) -> None:
         self.folder = Path(folder)
@@ -41,7 +41,7 @@ class Accidents:
 
 
 def append(path: str, lines: list[str]) -> None:
-    """Write whole lines: one write, so that a kill leaves none in half."""
+    """Append lines in one write, so that a kill leaves only whole lines."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         os.write(file, "".join(f"{line}\n" for line in lines).encode())
@@ -50,7 +50,7 @@ def append(path: str, lines: list[str]) -> None:
 
 
 def take(batches, *, query: str, batch_id: int, journal: str, accidents: Accidents):
-    """Write down the rows of a task; processing a row *is* its line."""
+    """Process the rows of a task, which means to write a line for each."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -81,7 +81,7 @@ def await_twin(journal: str, task: str) -> None:
 
 
 def lose_shuffle(batches, *, query: str, accidents: Accidents, local: str):
-    """Behind a shuffle, lose what was written for it, or the executor that did."""
+    """After a shuffle, delete its files, or kill the executor that wrote them."""
     for batch in batches:
         if accidents.strikes(f"{query}-shuffle"):
             for path in Path(local).rglob("shuffle_*"):
@@ -93,7 +93,7 @@ def lose_shuffle(batches, *, query: str, accidents: Accidents, local: str):
 
 
 def processed(df, batch_id: int, *, query: str, settings: dict):
-    """Return a batch as it comes out of the work done on it."""
+    """Return the rows of a batch that `take` processes, perhaps after a shuffle."""
     accidents = Accidents(settings["accidents"], settings["kinds"])
     work = partial(
         take,

@@ -10,7 +10,7 @@ from pathlib import Path
 import kafka
 from waiting import eventually
 
-# The Python whose planners are forks of one that has imported what they need.
+# The Python that forks planners from a process which has loaded their modules.
 FORKING = str(Path(sys.executable).with_name("marshal-spark-python"))
 RUN_S = 600
 # Spark waits 10 s for a query's process, whatever is set. On a busy machine it is
@@ -18,13 +18,13 @@ RUN_S = 600
 STARTS_MAX = 5
 INITIALIZING = ("Initializing StreamExecution", "Initializing sources")
 LATE = "failed to connect back"
-# Of each driver, also of those that are programs and commands.
+# Settings of each driver, also of programs and of the command.
 DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "2",
-    # Else a query without new records asks its process for some 100 times a second.
+    # Otherwise a query without new records polls its process 100 times a second.
     "spark.sql.streaming.pollingDelay": "50ms",
     # Queries of a few rows: to compile each costs a fifth of Java's time.
     "spark.sql.codegen.wholeStage": "false",
@@ -72,7 +72,7 @@ class Kit:
         return query
 
     def ended(self, frame, sink, *, name="checkpoint", **trigger):
-        """Run a query to its end, which is that of what there is."""
+        """Run a query to its end, by default that of the available records."""
         trigger = trigger or {"availableNow": True}
         query = self.started(frame, sink, name=name, **trigger)
         try:
@@ -124,7 +124,7 @@ class Far:
             self._on_line(line)
 
     def kill(self):
-        """Kill the driver, and all that it started, without a word."""
+        """Kill the driver and all that it started (SIGKILL)."""
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(timeout=RUN_S)
         self._reader.join(timeout=RUN_S)

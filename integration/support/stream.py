@@ -1,7 +1,7 @@
 """A steady stream of records, and how long the cluster alone interrupts it.
 
 A bare producer and a bare consumer of each client library, with no part of the
-product: what they are kept waiting is the brokers' own doing, and the library's.
+product: only brokers and client libraries can delay them.
 """
 
 import threading
@@ -23,7 +23,7 @@ DELIVERY_MS = 120_000
 LOOK_S = 5.0
 ASK_EACH = 4
 ASKED_S = 0.001
-# How long kafka-python's producer waits for metadata, so for a thread that is to end.
+# How long kafka-python's producer waits for metadata, which delays the thread's end.
 MAX_BLOCK_MS = 2_000
 QUICK = {"reconnect.backoff.max.ms": 500, "topic.metadata.refresh.interval.ms": 5_000}
 
@@ -33,7 +33,7 @@ class Stream:
 
     Attributes:
         arrived: When the bare consumer saw records, wall time by partition.
-        taken: When brokers had taken some, copies and all, likewise.
+        taken: When brokers acknowledged records, on all replicas, likewise.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class Stream:
                     on_delivery=self._note,
                 )
             if number % ASK_EACH == 0:
-                # Nobody is to wait for records because their writer is slow to find
-                # new leaders: those who read them are looked at.
+                # Readers are measured, so the writer must find new leaders at once: it
+                # requests metadata often.
                 for topic in {place.topic for place in self._places}:
                     with suppress(KafkaException):
                         self._producer.list_topics(topic, timeout=ASKED_S)

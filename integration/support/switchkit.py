@@ -4,7 +4,7 @@ from kafka_marshal.kafka_io.fast import switching
 
 
 def switch_always(monkeypatch):
-    """Let readers switch as often as they can; return what to, in order."""
+    """Make readers switch as often as they can; return their types, in order."""
     made = []
     plain = switching.SwitchingReader._use
 

@@ -17,7 +17,7 @@ STORE_PASSWORD = "changeit"
 
 
 def keytool(*arguments: str | Path) -> None:
-    """Run keytool; the run fails where there is none."""
+    """Run keytool; the test fails if it is missing."""
     program = find_java().home / "bin" / "keytool"
     if not program.exists():
         # A skip would look like a pass.
@@ -28,7 +28,7 @@ def keytool(*arguments: str | Path) -> None:
 
 
 def keystore(home: Path, names: str) -> tuple[Path, Path]:
-    """A self-made certificate: the store of its owner, and what to trust.
+    """Make a self-signed certificate; return its keystore, and the PEM to trust.
 
     Args:
         home: Where both files go.

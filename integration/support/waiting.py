@@ -44,10 +44,10 @@ def poll_all(consumer: Consumer, count: int) -> list[Record]:
 
 
 def read_out(consumer: Consumer, count: int) -> list[Record]:
-    """Return all that a consumer with a ``consumer_timeout_ms`` finds, in the end.
+    """Return the records of a consumer with a ``consumer_timeout_ms``.
 
-    At least ``count`` records must be among it. A silence before them is no end: a
-    claim takes as long to be won as a busy machine makes it.
+    They are at least ``count``: a timeout before that does not end the wait, because on
+    a busy machine it may take long to win a claim.
     """
     found: list[Record] = []
 

@@ -1,8 +1,8 @@
-"""What a worker notes of itself, for the history that it is judged by.
+"""Notes of a worker about its operations, for the checker of histories.
 
 Each operation is noted when it begins, before anything of it is done, and when it
-ends; by the boot clock, which all processes of a machine share. Who is killed in
-between leaves an operation of which nobody knows the end.
+ends; by the boot clock, which all processes of a machine share. A process
+that is killed in between leaves an operation without an end.
 """
 
 import json
@@ -17,7 +17,7 @@ from types import ModuleType
 from kafka_marshal.clock import NS_PER_MS, SystemClock
 from kafka_marshal.protocol.codec import decode
 
-# Workers are programs of their own; the simulator stands in the repository alone.
+# Workers are programs of their own; the simulator is in the repository alone.
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from simulator.chronicle import SENT
@@ -39,7 +39,7 @@ class Notes:
 
 
 class NotingClock(SystemClock):
-    """Remembers what each thread read last: the look at a lease, of a hand-out."""
+    """Remembers each thread's last reading: for a hand-out, the check of its lease."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class NotingLog:
 
 
 class Noting:
-    """Has one process note what it does: put in before it opens anything.
+    """Makes this process write notes; create it before any client opens.
 
     Attributes:
         clock: The clock of its engine.

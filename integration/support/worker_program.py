@@ -83,7 +83,7 @@ def consume_batches(pen: Pen, consumer, *, handle_ms: int) -> None:
 
 
 def warming(pen: Pen, warm_ms: int | None):
-    """Return what loads state for so long before a partition comes, None for none."""
+    """Return an ``on_warm`` that takes ``warm_ms``, None for no callback."""
     if warm_ms is None:
         return None
 

@@ -1,7 +1,6 @@
-"""Clocks of brokers, set wrong: Kafka's own class for time, replaced.
+"""Wrong clocks of brokers: replaces Kafka's own class for time.
 
-The class is compiled where a JDK is. libfaketime would do without one, and hangs
-the JVM.
+To compile the class takes a JDK. libfaketime would not need one, but hangs the JVM.
 """
 
 import os
@@ -24,7 +23,7 @@ def compiler() -> str | None:
 
 
 class Clocks:
-    """What each node believes the time to be.
+    """The clocks of the nodes.
 
     Attributes:
         class_path: What a cluster must have ahead of Kafka's jars.

@@ -1,4 +1,4 @@
-"""A process that writes to a sink, and is stopped in the midst of it.
+"""A process that writes to a sink, and is stopped in the middle of a write.
 
 Run as ``python zombie_program.py SETTINGS``, settings being one JSON object; see
 ``integration/spark/test_sinks_zombies.py``. It takes one batch after the other and
@@ -78,7 +78,7 @@ class Program:
             sys.exit(0)
 
     def stop_here(self) -> None:
-        """Wait to be stopped, and then for the word to go on."""
+        """Report this point; continue when a line arrives on standard input."""
         if self.must_stop:
             self.must_stop = False
             report(event="in_hand")
@@ -106,7 +106,8 @@ class Program:
             insert,
             self.settings["group"],
             rows_at_once=5,
-            # Less than two intervals: nobody waits for it. Longer than a busy machine.
+            # Less than two intervals, so that no owner waits for it; enough on a busy
+            # machine.
             idle_ms_max=3_000,
         )
         if self.settings["where"] == "before":

@@ -1,7 +1,7 @@
 """What a query plans and confirms: restarts, takeovers and losses, in memory.
 
-Spark is played by a few lines: it keeps offsets in a checkpoint, asks for a batch,
-runs it, and says that it is committed.
+`Query` imitates Spark: it keeps offsets in a checkpoint, plans a batch, reads it, and
+confirms it by planning the next one.
 """
 
 import pytest
@@ -50,7 +50,7 @@ class Logs:
 
 
 class Query:
-    """One life of a query; the checkpoint outlives it."""
+    """One process of a query; its checkpoint outlives it."""
 
     def __init__(self, cluster, checkpoint, name="q", **rules):
         self.cluster = cluster
@@ -93,7 +93,7 @@ class Query:
         }
 
     def plan(self, limit=ANY):
-        """Ask for a batch and write it down; False where there is none."""
+        """Append the next batch to the checkpoint; return False if there is none."""
         start = self.checkpoint[-1] if self.checkpoint else {}
         end = self.claims.latest(start, limit)
         if end == start:
@@ -102,7 +102,7 @@ class Query:
         return True
 
     def read(self):
-        """Return the offsets of the batch that was written down last, by partition."""
+        """Return the offsets of the last batch in the checkpoint, by partition."""
         start = self.checkpoint[-2] if len(self.checkpoint) > 1 else {}
         return {
             part.planned.partition.partition: list(
@@ -122,7 +122,7 @@ class Query:
 
 
 class Untold:
-    """Ranges of a process that learns of its claims later than the log has them."""
+    """Ranges of a process that reads its claims back late."""
 
     def __init__(self, ranges, cluster, delay_ms):
         self._ranges = ranges
@@ -140,7 +140,7 @@ def position(cluster, number=0):
 
 
 def other_works(cluster, upto, name="other"):
-    """Have a plain consumer take the partitions, work a while and leave."""
+    """Let a consumer claim t-0, commit at least up to an offset, and leave."""
     node = cluster.node(name, spec=spec(most=1))
     cluster.run_until(lambda: node.held, 6 * H)
     cluster.run(40)
@@ -156,7 +156,7 @@ def other_works(cluster, upto, name="other"):
 # --- planning
 
 
-def test_batches_are_confirmed_by_the_next_one():
+def test_a_batch_is_confirmed_when_the_next_one_is_planned():
     cluster = world(records=(10, 4))
     query = Query(cluster, [])
     assert query.batch(Limit(most=7)) == {0: [0, 1, 2, 3, 4], 1: [0, 1]}
@@ -169,7 +169,7 @@ def test_batches_are_confirmed_by_the_next_one():
     assert (position(cluster, 0), position(cluster, 1)) == (10, 4)
 
 
-def test_an_unused_plan_is_planned_again():
+def test_a_batch_missing_from_the_checkpoint_is_planned_again():
     query = Query(world(), [])
     assert query.plan()
     query.checkpoint.clear()
@@ -192,7 +192,7 @@ def test_a_small_backlog_waits_for_a_limited_time():
     assert query.batch(Limit(least=5)) == {0: [5, 6, 7, 8, 9]}
 
 
-def test_a_target_is_reached_although_more_records_arrive():
+def test_a_fixed_target_excludes_records_that_arrive_later():
     cluster = world(records=(4,))
     query = Query(cluster, [])
     query.claims.fix_target()
@@ -201,7 +201,7 @@ def test_a_target_is_reached_although_more_records_arrive():
     assert query.batch() is None
 
 
-def test_a_target_has_the_first_claims():
+def test_a_fixed_target_covers_only_partitions_held_at_first():
     cluster = world(records=(4, 4))
     other = cluster.node("b", spec=spec(claims_max=1))
     cluster.run_until(lambda: len(other.held) == 1, 4 * H)
@@ -214,7 +214,7 @@ def test_a_target_has_the_first_claims():
     assert query.batch() is None, "what was gained later is for the next run"
 
 
-def test_a_full_query_does_not_wait_for_free_partitions():
+def test_a_query_at_its_claims_max_does_not_wait_for_partitions():
     cluster = world(records=(4, 4))
     query = Query(cluster, [], claims_max=1)
     (subscription,) = query.node.session.subscriptions
@@ -224,8 +224,8 @@ def test_a_full_query_does_not_wait_for_free_partitions():
     assert cluster.clock.now_ms() - began_ms < H
 
 
-def test_a_query_that_holds_nothing_at_its_start_reports_it(caplog):
-    """A job that only drains would end as if there were nothing to read."""
+def test_a_query_that_starts_without_partitions_reports_no_partition_held(caplog):
+    """With availableNow the query would end as if there were nothing to read."""
     cluster = world(records=(4, 4))
     other = cluster.node("other", spec=spec())
     cluster.run_until(lambda: len(other.held) == 2, 4 * H)
@@ -238,8 +238,8 @@ def test_a_query_that_holds_nothing_at_its_start_reports_it(caplog):
     assert "another source of this query with the same group" in reported.message
 
 
-def test_a_running_query_that_loses_all_partitions_reports_it_once(caplog):
-    """Its stream stands still, and Spark shows a query that waits for records."""
+def test_a_query_reports_each_loss_of_all_partitions_once(caplog):
+    """Spark shows such a query as one that waits for records."""
     cluster = world(records=(4, 4))
     query = Query(cluster, [])
     assert query.batch()
@@ -257,14 +257,14 @@ def test_a_running_query_that_loses_all_partitions_reports_it_once(caplog):
     assert caplog.text.count("no_partition_held: the query holds 0 of 2") == 2
 
 
-def test_a_query_with_a_partition_reports_nothing(caplog):
+def test_no_partition_held_is_not_reported_by_a_query_that_holds_one(caplog):
     query = Query(world(), [])
     query.batch()
     assert "no_partition_held" not in caplog.text
 
 
 def test_a_batch_that_begins_while_its_partitions_are_drained_keeps_them():
-    """As where the other source of a query joins the group in between."""
+    """As when the query's other source joins the group between plan and read."""
     cluster = world(records=(6, 6))
     query = Query(cluster, [])
     assert query.plan()
@@ -277,7 +277,7 @@ def test_a_batch_that_begins_while_its_partitions_are_drained_keeps_them():
     cluster.run_until(lambda: len(other.held) == 1, 2 * H)
 
 
-def test_two_queries_share_and_one_continues_alone():
+def test_queries_share_a_topic_and_one_takes_over_after_the_other_stops():
     cluster = world(records=(6, 6))
     one = Query(cluster, [], "one")
     two = Query(cluster, [], "two")
@@ -309,7 +309,7 @@ def test_a_restart_repeats_an_unfinished_batch_exactly():
     assert query.batch() == {0: [7, 8, 9]}
 
 
-def test_a_restart_continues_behind_committed_and_unconfirmed_offsets():
+def test_a_restart_continues_after_offsets_committed_but_not_confirmed():
     cluster, checkpoint = world(), []
     query = Query(cluster, checkpoint)
     query.batch(Limit(most=4))  # committed by Spark; the driver died at once
@@ -321,7 +321,7 @@ def test_a_restart_continues_behind_committed_and_unconfirmed_offsets():
     assert position(cluster) == 4
 
 
-def test_a_range_of_another_owner_is_not_repeated():
+def test_a_restart_does_not_repeat_a_range_that_another_owner_consumed():
     cluster, checkpoint = world(), []
     query = Query(cluster, checkpoint)
     query.plan(Limit(most=4))
@@ -332,8 +332,8 @@ def test_a_range_of_another_owner_is_not_repeated():
     assert query.batch() == {0: [7, 8, 9]}
 
 
-def test_offsets_that_another_owner_left_are_in_the_next_batch():
-    """Loss would be to trust the checkpoint: nobody did its last range."""
+def test_offsets_not_consumed_by_an_interim_owner_are_in_the_next_batch():
+    """To trust the checkpoint would lose records: its last range was not processed."""
     cluster, checkpoint = world(), []
     query = Query(cluster, checkpoint)
     query.plan(Limit(most=6))
@@ -367,7 +367,7 @@ def untold(cluster, checkpoint, delay_ms):
     return query
 
 
-def test_a_pending_own_claim_is_not_that_of_another_owner():
+def test_a_range_under_a_pending_own_claim_is_read():
     cluster, checkpoint = world(), []
     query = Query(cluster, checkpoint)
     query.plan(Limit(most=4))
@@ -376,15 +376,15 @@ def test_a_pending_own_claim_is_not_that_of_another_owner():
     assert query.read() == {0: [0, 1, 2, 3]}
 
 
-def test_a_pending_own_claim_is_awaited():
-    """Else a run up to what there is now would end with nothing."""
+def test_planning_waits_for_a_pending_own_claim():
+    """Otherwise a run with availableNow would end without records."""
     cluster = world(records=(4,))
     query = untold(cluster, [], H // 2)
     query.claims.fix_target()
     assert query.batch() == {0: [0, 1, 2, 3]}
 
 
-def test_nothing_is_decided_before_the_log_does():
+def test_an_unfinished_batch_that_no_member_claims_raises():
     cluster, checkpoint = world(), []
     query = Query(cluster, checkpoint)
     query.plan()
@@ -396,7 +396,7 @@ def test_nothing_is_decided_before_the_log_does():
         query.read()
 
 
-def test_a_claim_won_again_continues_at_its_position():
+def test_a_claim_won_again_continues_after_the_planned_batch():
     cluster = world()
     query = Query(cluster, [])
     query.batch(Limit(most=4))
@@ -409,7 +409,7 @@ def test_a_claim_won_again_continues_at_its_position():
     assert query.ranges.held()[T[0]].position == 4
 
 
-def test_a_batch_of_a_lost_claim_is_logged(caplog):
+def test_a_batch_whose_claim_was_taken_over_is_logged_as_unconfirmed(caplog):
     cluster = world()
     query = Query(cluster, [])
     query.batch(Limit(most=4))
@@ -421,7 +421,7 @@ def test_a_batch_of_a_lost_claim_is_logged(caplog):
     assert "batch_unconfirmed" in caplog.text
 
 
-def test_a_batch_planned_under_a_claim_that_was_won_again_is_read_under_the_new():
+def test_a_batch_is_read_under_the_token_of_a_claim_won_again():
     cluster = world()
     query = Query(cluster, [])
     query.plan(Limit(most=4))
@@ -435,7 +435,7 @@ def test_a_batch_planned_under_a_claim_that_was_won_again_is_read_under_the_new(
     assert query.ranges.held()[T[0]].position == 4
 
 
-def test_a_partition_is_finished_before_it_is_released():
+def test_a_leaving_partition_is_read_and_confirmed_before_its_release():
     cluster = world(records=(6, 6))
     query = Query(cluster, [], "one")
     assert query.plan(Limit(most=4))
@@ -453,7 +453,7 @@ def test_a_partition_is_finished_before_it_is_released():
     assert position(cluster, key.partition) == 2
 
 
-def test_a_partition_is_read_until_its_successor_is_warm_and_the_batch_is_over():
+def test_a_partition_is_read_until_its_successor_is_warm_and_the_batch_ends():
     cluster = world(records=(6, 6))
     query = Query(cluster, [], "one")
     assert query.plan(Limit(most=4))
@@ -462,7 +462,7 @@ def test_a_partition_is_read_until_its_successor_is_warm_and_the_batch_is_over()
     two.warming.is_held = True
     two.consume(spec(on_warm=lambda *_: None))
     cluster.run_until(lambda: two.warming.waiting_count, 4 * H)
-    # It plans on as long as the other one loads its state.
+    # The query plans batches while the successor warms up.
     assert not query.ranges.leaving()
     assert query.plan(Limit(most=4))
     assert set(query.read()) == {0, 1}
@@ -489,7 +489,7 @@ def test_a_query_as_successor_gets_a_partition_without_an_offer():
 
 
 def grant(query, last):
-    """Play a task: ask for a range under the driver's claim."""
+    """Request a grant as a task does, under the driver's claim."""
     owner = query.node.owner
     known = query.ranges.held()[T[0]]
     record = ClaimingMessages(
@@ -508,7 +508,7 @@ def grant(query, last):
     query.cluster.run(40)
 
 
-def test_at_most_once_a_restart_continues_at_the_granted_offset():
+def test_at_most_once_a_restart_continues_after_the_granted_offsets():
     cluster, checkpoint = world(), []
     query = Query(cluster, checkpoint, is_amo=True)
     assert query.batch(Limit(most=4)) == {0: [0, 1, 2, 3]}
@@ -518,10 +518,10 @@ def test_at_most_once_a_restart_continues_at_the_granted_offset():
     assert query.batch() == {0: [2, 3, 4, 5, 6, 7, 8, 9]}
 
 
-# --- what is gone
+# --- missing offsets
 
 
-def test_a_position_below_the_log_start_fails_or_jumps(caplog):
+def test_a_position_below_the_log_start_raises_or_is_moved_to_it(caplog):
     cluster = world()
     query = Query(cluster, [])
     query.batch(Limit(most=2))
@@ -531,7 +531,7 @@ def test_a_position_below_the_log_start_fails_or_jumps(caplog):
     with pytest.raises(PositionError, match="begins at 5") as caught:
         strict.batch()
     assert caught.value.partition == T[0]
-    # This query has no checkpoint: another one would not help.
+    # Without a checkpoint, the message does not suggest a new one.
     assert "groups reset GROUP --topic t:0 --to-earliest" in str(caught.value)
     assert "checkpointLocation" not in str(caught.value)
     strict.stop()
@@ -540,8 +540,8 @@ def test_a_position_below_the_log_start_fails_or_jumps(caplog):
     assert "position_jumped" in caplog.text
 
 
-def test_open_transactions_are_awaited(monkeypatch):
-    """With read_committed the readable end may be below a position."""
+def test_a_readable_end_below_the_position_plans_no_batch(monkeypatch):
+    """As with read_committed, while a transaction is open."""
     query = Query(world(), [])
     query.batch()
     monkeypatch.setattr(query.claims.logs, "ends", lambda places: {T[0]: 4})
@@ -563,7 +563,7 @@ def recreate(cluster, count):
     fill(cluster, count)
 
 
-def test_a_partition_of_the_checkpoint_that_is_not_read_ends_the_query(caplog):
+def test_a_checkpoint_with_a_partition_that_is_not_read_ends_the_query(caplog):
     """As with Spark's own source, unless loss is allowed."""
     cluster = world(records=(20,))
     query = Query(cluster, [])
@@ -583,7 +583,7 @@ def test_a_partition_of_the_checkpoint_that_is_not_read_ends_the_query(caplog):
 
 @pytest.mark.parametrize("is_strict", [True, False])
 def test_a_running_query_notices_a_deleted_topic(is_strict, caplog):
-    """Not at once: one broker may lag behind."""
+    """Not at once, because the metadata of a broker may be late."""
     cluster = world(records=(20,))
     cluster.fill("u", (5,))
     query = Query(cluster, [], fails_on_data_loss=is_strict, topics=("t", "u"))
@@ -605,8 +605,8 @@ def test_a_running_query_notices_a_deleted_topic(is_strict, caplog):
 
 
 @pytest.mark.parametrize("look", ["starts", "ends", "ranges"])
-def test_a_topic_that_is_deleted_while_a_batch_is_planned(monkeypatch, look):
-    """Between two looks at the cluster: the batch is of the other topic."""
+def test_a_topic_deleted_during_planning_is_omitted_from_the_batch(monkeypatch, look):
+    """The deletion falls between two requests; the batch has the other topic only."""
     cluster = world(records=(20,))
     cluster.fill("u", (5,))
     query = Query(cluster, [], fails_on_data_loss=False, topics=("t", "u"))
@@ -665,7 +665,7 @@ def test_a_truncated_log_is_read_from_its_start_if_loss_is_allowed(caplog):
 
 
 def test_a_restart_continues_within_a_truncated_log():
-    """The log keeps the position from before, which must not count."""
+    """The coordination log still has the position from before the truncation."""
     cluster, checkpoint = world(records=(20,)), []
     query = Query(cluster, checkpoint, fails_on_data_loss=False)
     query.batch()
@@ -681,7 +681,7 @@ def test_a_restart_continues_within_a_truncated_log():
     assert query.batch() == {0: list(range(9, 25))}
 
 
-def test_a_claim_won_again_continues_within_a_truncated_log():
+def test_a_claim_won_again_reads_a_truncated_log_from_its_start():
     cluster = world(records=(20,))
     query = Query(cluster, [], fails_on_data_loss=False)
     query.batch()
@@ -696,7 +696,7 @@ def test_a_claim_won_again_continues_within_a_truncated_log():
     assert query.batch() == {0: list(range(22))}
 
 
-def test_at_most_once_a_truncated_log_is_awaited(caplog):
+def test_at_most_once_a_truncated_log_is_read_once_it_passes_the_position(caplog):
     cluster = world(records=(20,))
     query = Query(cluster, [], is_amo=True, fails_on_data_loss=False)
     query.batch()
@@ -741,7 +741,7 @@ def test_a_restart_on_a_recreated_topic_reads_all_of_it_if_loss_is_allowed(caplo
     assert len(jumps(caplog)) == 1
 
 
-def test_an_unfinished_batch_of_a_deleted_topic_is_not_read_from_the_next_one(caplog):
+def test_an_unfinished_batch_is_not_read_from_a_recreated_topic(caplog):
     cluster, checkpoint = world(records=(20,)), []
     query = Query(cluster, checkpoint)
     query.plan(Limit(most=5))
@@ -778,7 +778,7 @@ def test_a_running_query_notices_a_recreated_topic(is_strict):
         assert marks[T[0]].topic_id == cluster.kafka.topic("t").topic_id.hex()
 
 
-def test_a_topic_whose_id_cannot_be_looked_up_has_that_of_its_claim(monkeypatch):
+def test_a_mark_has_the_topic_id_of_the_claim_if_the_lookup_fails(monkeypatch):
     """A broker that lags behind does not know a new topic yet."""
     cluster = world(records=(20,))
     query = Query(cluster, [])
@@ -792,8 +792,8 @@ def test_a_topic_whose_id_cannot_be_looked_up_has_that_of_its_claim(monkeypatch)
 
 
 @pytest.mark.parametrize("is_amo", [False, True])
-def test_nothing_of_a_recreated_topic_is_planned_under_the_claim_of_the_old(is_amo):
-    """It would be granted at most once, and again under the new topic's claim."""
+def test_a_recreated_topic_is_not_planned_under_the_old_topics_claim(is_amo):
+    """Otherwise offsets could be granted twice: again under the new topic's claim."""
     cluster = world(records=(20,))
     query = Query(cluster, [], is_amo=is_amo)
     cluster.run_until(query.ranges.held, 4 * H)

@@ -1,4 +1,4 @@
-"""Workers of a name, one after the other, and what they yield."""
+"""Tasks that consume through a sidecar: lock, identity, batches and columns."""
 
 import os
 import threading
@@ -94,7 +94,7 @@ def test_a_batch_is_committed_by_the_next_request(marshal, monkeypatch):
     assert marshal.found[0].is_closed
 
 
-def test_a_batch_that_is_lost_meanwhile_does_not_end_the_task(marshal, monkeypatch):
+def test_a_claim_lost_before_the_commit_does_not_end_the_task(marshal, monkeypatch):
     def commit(*_, **__):
         raise ClaimLost("gone")
 
@@ -102,14 +102,14 @@ def test_a_batch_that_is_lost_meanwhile_does_not_end_the_task(marshal, monkeypat
     assert len(list(consume())) == 2
 
 
-def test_a_task_ends_after_its_time(marshal, monkeypatch):
+def test_a_task_ends_after_for_ms(marshal, monkeypatch):
     monkeypatch.setattr(marshal, "has", (batch(0), batch(1)))
     assert len(list(consume(for_ms=0))) == 1
 
 
-def test_a_restarted_worker_has_the_same_instance(marshal, monkeypatch):
+def test_a_worker_after_a_crash_resumes_the_same_instance(marshal, monkeypatch):
     monkeypatch.setattr(marshal, "has", (batch(0), batch(1)))
-    # As a worker that dies: the lock goes, and nothing is tidied up.
+    # A worker that dies releases the lock and cleans up nothing.
     with pytest.raises(RuntimeError), exclusive(0) as before:
         raise RuntimeError
     next(consume())
@@ -124,7 +124,7 @@ def test_after_a_normal_end_the_instance_is_new(marshal):
         assert second != first
 
 
-def test_a_token_is_shown_where_there_is_one(marshal):
+def test_the_sidecar_token_file_is_passed_to_the_client(marshal):
     assert list(consume(sidecar_token_file="/run/token")) == []
     assert marshal.found[0].settings["sidecar_token_file"] == "/run/token"
 
@@ -135,7 +135,7 @@ def test_at_most_once_has_no_instance(marshal):
     assert marshal.found[0].consumed[1]["delivery"] is Delivery.AT_MOST_ONCE
 
 
-def test_one_worker_of_a_name_at_a_time():
+def test_a_second_worker_with_the_same_name_is_refused():
     with (
         exclusive(0),
         pytest.raises(IdentityConflict, match="'task-0' of group 'g'"),
@@ -144,7 +144,7 @@ def test_one_worker_of_a_name_at_a_time():
         pass
 
 
-def test_the_next_worker_waits_for_its_turn():
+def test_the_next_worker_waits_until_the_first_has_ended():
     entered, leave = threading.Event(), threading.Event()
 
     def occupy():
@@ -161,7 +161,7 @@ def test_the_next_worker_waits_for_its_turn():
     thread.join(timeout=30)
 
 
-def test_locks_are_private(folder):
+def test_lock_files_are_private_to_the_user(folder):
     with exclusive(0):
         for made in folder.rglob("*"):
             wanted = 0o700 if made.is_dir() else 0o600
@@ -170,14 +170,14 @@ def test_locks_are_private(folder):
 
 
 @pytest.mark.parametrize("setting", ["group_id", "name"])
-def test_names_that_are_none_are_refused(folder, setting):
+def test_invalid_names_are_refused_and_create_no_folder(folder, setting):
     given = {"group_id": "g", "name": "c", "sidecar": WHO[0]} | {setting: "../up"}
     with pytest.raises(ConfigurationError, match=f"{setting} '../up' is no valid"):
         next(consume_in_task("t", **given))
     assert list(folder.iterdir()) == []
 
 
-def test_a_folder_of_another_user_is_not_used(folder, monkeypatch):
+def test_a_lock_folder_that_is_a_symbolic_link_is_refused(folder, monkeypatch):
     (folder / "elsewhere").mkdir()
     path = folder / f"kafka-marshal-tasks-{os.getuid()}"
     path.symlink_to(folder / "elsewhere")
@@ -206,7 +206,7 @@ def test_records_become_columns():
     assert int(first["timestamp"].timestamp() * 1_000) == 1_004
 
 
-def test_a_timestamp_that_spark_does_not_have_names_its_record():
+def test_a_timestamp_out_of_sparks_range_raises_with_its_offset():
     records = [PlainRecord("t", 0, n, 10**n, 0, None, None) for n in (12, 18)]
     token = Token(1, 0, 7)
     wrong = Batch(partition=T0, records=records, token=token, commit=print)
@@ -214,12 +214,12 @@ def test_a_timestamp_that_spark_does_not_have_names_its_record():
         to_arrow(wrong)
 
 
-def test_a_wrong_delivery_raises():
+def test_an_unknown_delivery_raises():
     with pytest.raises(ConfigurationError, match="neither 'alo'"):
         next(consume(delivery="exactly"))
 
 
-def test_without_a_task_a_name_is_needed():
+def test_outside_a_task_a_name_is_required():
     with pytest.raises(ConfigurationError, match="set the argument name"):
         next(consume_in_task("t", sidecar=WHO[0], group_id="g"))
 
@@ -264,10 +264,10 @@ class Refusing:
 
 
 @pytest.mark.parametrize(("setting", "raises"), [("pids", False), ("token", True)])
-def test_a_sidecar_that_cannot_watch_this_process_keeps_its_claims(
+def test_a_sidecar_that_cannot_watch_the_executor_is_logged(
     monkeypatch, caplog, setting, raises
 ):
-    """As one in another namespace of process ids: it takes nobody for dead."""
+    """As in another process-id namespace; any other refusal is raised."""
     sidecar = Refusing(setting)
     monkeypatch.setattr(executor.Connection, "open", lambda *_, **__: sidecar)
     context = pytest.raises(ConfigurationError) if raises else nullcontext()

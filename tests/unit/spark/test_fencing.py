@@ -1,4 +1,4 @@
-"""Which rows a sink is given: those of claims that stand."""
+"""Which rows reach a sink: those whose claim is still held."""
 
 import pickle
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ LIVE, OLD = "1.0.7", "1.0.3"
 
 
 class FakeGrants:
-    """Says what is newest, and counts how often it was asked."""
+    """Returns the newest claim of a key, and counts the requests."""
 
     def __init__(self):
         self.known = {("t", 0): ClaimState(LIVE, 7, OWNER)}
@@ -76,7 +76,7 @@ def test_rows_of_a_current_claim_pass(grants):
     assert grants.asked == 1
 
 
-def test_a_batch_of_a_dead_claim_writes_nothing(grants, caplog):
+def test_a_batch_of_an_ended_claim_is_dropped(grants, caplog):
     assert passed(batch(("t", 0, 1, OLD)), batch(("t", 0, 2, OLD))) == []
     assert "batch 5: rows of t-0 under token 1.0.3 are dropped" in caplog.text
 
@@ -95,7 +95,7 @@ def test_only_stale_rows_are_dropped(grants):
         pytest.param(ClaimState("1.1.7", 7, OWNER), id="the log went back"),
     ],
 )
-def test_a_token_holds_only_while_its_claim_does(grants, known):
+def test_rows_are_dropped_if_no_claim_with_their_token_is_held(grants, known):
     grants.known = {("t", 0): known} if known else {}
     assert passed(batch(("t", 0, 1, LIVE))) == []
 
@@ -104,7 +104,7 @@ def test_rows_without_a_token_are_dropped(grants):
     assert passed(batch(("t", 0, 1, None), ("t", 0, 2, LIVE))) == [[2]]
 
 
-def test_a_claim_is_checked_for_each_row_group(grants):
+def test_a_claim_is_checked_for_each_arrow_batch(grants):
     rows = batch(("t", 0, 1, LIVE))
 
     def batches():
@@ -123,14 +123,14 @@ def test_a_missing_column_raises(missing):
         fenced(Frame(columns), 5, options=OPTIONS)
 
 
-def test_a_batch_read_has_no_fence():
+def test_a_fence_requires_a_group():
     options = {name: value for name, value in OPTIONS.items() if name != "group"}
     with pytest.raises(ConfigurationError) as raised:
         Fence.of(options)
     assert raised.value.setting == "group"
 
 
-def test_secrets_do_not_show():
+def test_a_fence_does_not_show_passwords():
     secret = {
         "kafka.security.protocol": "SASL_SSL",
         "kafka.sasl.mechanism": "PLAIN",
@@ -140,7 +140,7 @@ def test_secrets_do_not_show():
     assert "hush" not in repr(Fence.of(OPTIONS | secret))
 
 
-def test_a_writer_may_be_decorated(grants):
+def test_fenced_by_decorates_a_writer_function(grants):
     seen = []
 
     @fenced_by(OPTIONS)

@@ -1,4 +1,4 @@
-"""What a task does before its first row, and when offsets are gone."""
+"""How a task checks its claim, gets grants, reads, and handles missing offsets."""
 
 import pytest
 from pyspark import TaskContext
@@ -130,12 +130,12 @@ def offsets(task, **more):
     return [row["offset"] for batch in found for row in batch.to_pylist()]
 
 
-def test_without_a_claim_a_range_is_just_read(world):
+def test_a_range_without_a_claim_is_read(world):
     world()
     assert offsets(task_of(T0, 2, 9)) == [2, 3, 4, 5, 6, 7, 8]
 
 
-def test_a_valid_claim_is_read_under_its_token(world):
+def test_rows_have_the_token_of_their_claim_and_the_topic_id(world):
     world(FakeGrants(), Reader(topic_id="a1"))
     found = fetch.read(
         task_of(T0, 0, 2, CLAIM, topic_id="a1"),
@@ -154,7 +154,7 @@ def test_an_ended_claim_fails_the_task_before_its_first_row(world):
 
 
 def test_a_claim_is_checked_again_during_a_task(world, monkeypatch):
-    """Its driver may be gone by then, and another owner at work."""
+    """By then the driver may have died and another owner may be working."""
     client, clock = FakeGrants(), VirtualClock()
     world(client)
     monkeypatch.setattr(fetch, "_clock", clock)
@@ -171,7 +171,7 @@ def test_a_claim_is_checked_again_during_a_task(world, monkeypatch):
     assert client.looks == 2
 
 
-def test_granted_offsets_are_read_to_their_end(world, monkeypatch):
+def test_granted_offsets_are_read_without_checking_the_claim(world, monkeypatch):
     client, clock = (
         FakeGrants(is_current=False, grants=[OffsetRange(0, 10)]),
         VirtualClock(),
@@ -201,7 +201,7 @@ def test_at_most_once_only_granted_offsets_are_read(world, caplog):
     assert "range_not_granted t-0 offsets 2 to 6" in caplog.text
 
 
-def test_lost_offsets_fail_or_are_skipped(world):
+def test_offsets_below_the_log_start_fail_or_are_skipped(world):
     world(reader=Reader(start=5))
     with pytest.raises(PositionError, match="set failOnDataLoss to false"):
         offsets(task_of(T0, 2, 9))
@@ -210,7 +210,7 @@ def test_lost_offsets_fail_or_are_skipped(world):
     assert offsets(task_of(T0, 2, 7), failOnDataLoss="false") == []
 
 
-def test_offsets_behind_the_log_end_fail_or_are_left_to_the_next_batch(world, caplog):
+def test_offsets_beyond_the_log_end_fail_or_are_not_read(world, caplog):
     world(reader=Reader(end=4))
     with pytest.raises(PositionError, match="its log has offsets 0 to 3"):
         offsets(task_of(T0, 2, 9))
@@ -240,7 +240,7 @@ def test_a_repeated_error_at_one_offset_ends_the_task(world):
         offsets(task_of(T0, 2, 9), failOnDataLoss="false")
 
 
-def test_a_position_without_a_range_fails(world):
+def test_a_position_error_without_a_log_range_is_raised(world):
     fault = PositionError("?", requested=2, log_start=-1, log_end=-1)
     world(reader=Reader(fault=fault))
     with pytest.raises(PositionError):

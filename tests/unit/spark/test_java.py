@@ -1,4 +1,4 @@
-"""What Java's settings of security become, and that no secret is shown."""
+"""How Java's security settings are translated, without showing a secret."""
 
 import datetime as dt
 import itertools
@@ -42,7 +42,7 @@ def login(text, mechanism="PLAIN"):
 @pytest.mark.parametrize(
     ("module", "mechanism"), [(PLAIN, "PLAIN"), (SCRAM, "SCRAM-SHA-512")]
 )
-def test_a_login_by_password_is_a_name_and_a_password(module, mechanism):
+def test_a_password_login_becomes_username_and_password(module, mechanism):
     text = f'{module} required\n  username="al ice" password="a\\"b;=c";'
     assert login(text, mechanism) == {
         "sasl.mechanism": mechanism,
@@ -53,7 +53,7 @@ def test_a_login_by_password_is_a_name_and_a_password(module, mechanism):
     assert login(shaded, mechanism)["sasl.password"] == "p"
 
 
-def test_a_login_by_kerberos_needs_a_ticket():
+def test_a_kerberos_login_requires_a_ticket_cache():
     text = f'{KERBEROS} required useTicketCache=true serviceName="kafka";'
     assert login(text, "GSSAPI")["sasl.kerberos.service.name"] == "kafka"
     keytab = f'{KERBEROS} required useKeyTab=true keyTab="/k" principal="p@R";'
@@ -61,12 +61,12 @@ def test_a_login_by_kerberos_needs_a_ticket():
         login(keytab, "GSSAPI")
 
 
-def test_a_login_by_iam_is_its_mechanism():
+def test_an_iam_login_needs_only_its_mechanism():
     text = "software.amazon.msk.auth.iam.IAMLoginModule required;"
     assert login(text, "AWS_MSK_IAM") == {"sasl.mechanism": "AWS_MSK_IAM"}
 
 
-def test_a_login_by_client_credentials_is_their_options():
+def test_a_login_by_client_credentials_becomes_oauthbearer_options():
     text = f'{OAUTH} required clientId="me" clientSecret="{HUSH}" scope="s";'
     assert login(text, "OAUTHBEARER") == {
         "sasl.mechanism": "OAUTHBEARER",
@@ -103,7 +103,9 @@ def test_a_login_by_client_credentials_is_their_options():
         ),
     ],
 )
-def test_an_impossible_login_raises_without_its_secret(text, mechanism, expected):
+def test_an_unsupported_login_raises_without_showing_its_secret(
+    text, mechanism, expected
+):
     with pytest.raises(ConfigurationError, match=expected) as caught:
         login(text, mechanism)
     assert HUSH not in str(caught.value)
@@ -157,7 +159,7 @@ def keystore(own, tmp_path):
 
 @pytest.fixture(params=["memory", "folder", "no /proc"])
 def kept(request, monkeypatch):
-    """Each place that PEM is written to: some systems know no files in memory."""
+    """Each place that PEM is written to; some systems have no files in memory."""
     java._in_memory.cache_clear()
     java._files.clear()
     if request.param == "folder":
@@ -175,7 +177,7 @@ def is_private(path):
 
 
 @pytest.mark.usefixtures("kept")
-def test_a_keystore_of_pkcs12_becomes_files_that_python_loads(keystore):
+def test_a_pkcs12_keystore_becomes_private_pem_files(keystore):
     found = python_options(
         {
             "ssl.keystore.location": keystore,
@@ -193,7 +195,7 @@ def test_a_keystore_of_pkcs12_becomes_files_that_python_loads(keystore):
 
 @pytest.fixture
 def each_call(monkeypatch):
-    """What follows stores looks at each call."""
+    """Check at each call whether stores were renewed."""
     found = tls_files.Stores(itertools.count().__next__)
     monkeypatch.setattr(tls_files, "stores", found)
     monkeypatch.setattr(java, "stores", found)
@@ -206,7 +208,7 @@ def keystore_of(pair, secret=HUSH):
 
 
 @pytest.mark.usefixtures("kept", "each_call")
-def test_a_renewed_keystore_is_read_again_for_the_same_files(keystore):
+def test_a_renewed_keystore_is_written_to_the_same_pem_files(keystore):
     given = {"ssl.keystore.location": keystore, "ssl.keystore.password": HUSH}
     found = python_options(given)
     options = ConnectionConfig(options={"security.protocol": "SSL", **found}).options
@@ -236,8 +238,8 @@ def test_two_stores_with_one_content_have_files_of_their_own(keystore, tmp_path)
     assert len({found[name] for found in paths for name in names}) == 4
 
 
-def test_a_truststore_as_keytool_makes_it_becomes_certificates(own, tmp_path):
-    """Java writes PKCS12, and takes it for its default type as well."""
+def test_a_truststore_made_by_keytool_becomes_ca_certificates(own, tmp_path):
+    """Java also opens a PKCS12 store whose type is given as JKS."""
     (tmp_path / "ca.pem").write_bytes(as_pem(own[1]))
     store = tmp_path / "trust.p12"
     subprocess.run(
@@ -285,7 +287,7 @@ def test_pem_in_options_becomes_private_files():
     assert python_options(given) == found, "and the same file the next time"
 
 
-# A worker of Spark ends so; one that is forked has what its parent has.
+# Spark kills its workers like this; a forked worker reads its parent's file.
 ENDING = """
 import os, signal
 from pathlib import Path

@@ -35,7 +35,7 @@ TOKENS = {
     "kafka.sasl.oauthbearer.client.credentials.client.secret": "hush",
 }
 TLS = {"kafka.security.protocol": "SSL"}
-# What an option needs beside it, and a value that it takes.
+# For each option a valid value, with the other options that it requires.
 WITH = {
     "assign": {"assign": '{"t": [0]}', "subscribe": None},
     "subscribePattern": {"subscribePattern": "t.*", "subscribe": None},
@@ -87,7 +87,7 @@ WITH = {
 
 
 def documented():
-    """Return the options that switching explains, each with its kind and note."""
+    """Return the refused and mapped options of docs/SPARK.md, each with its note."""
     root = next(p for p in Path(__file__).parents if (p / "docs").is_dir())
     page = (root / "docs" / "SPARK.md").read_text()
     listed = page.split("<!-- list: refused options -->")[1].split("\n\n")[0]
@@ -117,7 +117,7 @@ def given(name, tmp_path):
 @pytest.mark.parametrize("name", KAFKA_OPTIONS)
 def test_each_option_has_its_documented_meaning(name, tmp_path, caplog):
     meaning = KAFKA_OPTIONS[name]
-    # As Spark passes them.
+    # Spark passes names in lower case.
     options = {key.lower(): value for key, value in given(name, tmp_path).items()}
     if meaning.kind == REFUSED:
         wanted = f"option {name} of format marshal: {meaning.note}"

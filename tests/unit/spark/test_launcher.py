@@ -1,7 +1,7 @@
-"""The launcher and its server: what runs in a fork, and what in this Python.
+"""The launcher and its fork server: what runs in a fork, and what does not.
 
-A driver is a process of its own, which starts launchers as Spark does. A module of this
-test stands where Spark's planner does.
+A driver is a process that starts launchers as Spark does. A module that this test
+writes takes the place of Spark's planner.
 """
 
 import json
@@ -89,7 +89,7 @@ print(json.dumps([launched(PYTHON_WORKER_FACTORY_PORT=str(n)) for n in (1, 2)]))
     assert all(each["argv"][0].endswith("planner.py") for each in found)
 
 
-def test_planners_of_one_driver_and_environment_have_one_server(home):
+def test_planners_of_one_driver_and_environment_share_one_server(home):
     found = driver(
         """
 print(json.dumps([launched(), launched(), launched(OTHER="1")]))
@@ -97,12 +97,12 @@ print(json.dumps([launched(), launched(), launched(OTHER="1")]))
     )
     servers = [each["server"] for each in found]
     assert servers[0] == servers[1] != servers[2]
-    # Nothing of one fork is in the next.
+    # No fork changes the state of the next one.
     assert [each["known"] for each in found] == [0, 0, 0]
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="no /proc here")
-def test_a_server_has_one_thread_and_leaves_no_trace_of_how(home):
+def test_a_server_has_one_thread_and_passes_no_blas_limit_to_forks(home):
     found = driver(
         """
 from pathlib import Path
@@ -139,7 +139,7 @@ os.write(out, json.dumps([ended, os.path.exists(path)]).encode())
     assert found == [None, False]
 
 
-def test_another_server_takes_the_place_of_one_that_was_killed(home):
+def test_a_new_server_replaces_one_that_was_killed(home):
     found = driver(
         """
 import time
@@ -155,7 +155,7 @@ print(json.dumps([first, launched()]))
     assert found[0]["server"] != found[1]["server"]
 
 
-def test_a_launcher_passes_the_signal_to_end_on_and_ends_with_its_fork(home):
+def test_a_launcher_passes_sigterm_to_its_fork_and_exits_with_it(home):
     found = driver(
         """
 process = launcher(PYTHON_WORKER_FACTORY_WAITS="1")
@@ -171,8 +171,8 @@ print(json.dumps(told | {"code": process.returncode}))
     until(lambda: not is_alive(found["pid"]), "end of the fork")
 
 
-def test_a_fork_that_ends_in_order_gets_no_signal(home):
-    """Spark closes its connection, too."""
+def test_a_fork_that_ends_by_itself_gets_no_sigterm(home):
+    """Spark also closes its connection to the fork."""
     found = driver(
         """
 code = CODE.replace(";", "; launcher.TERMINATE_AFTER_S = 600;")
@@ -188,7 +188,7 @@ print(json.dumps(told | {"code": process.returncode, "rest": rest}))
     assert (found["code"], found["rest"]) == (0, "ended in order\n")
 
 
-def test_other_programs_run_in_this_python(home):
+def test_programs_other_than_the_planner_run_without_a_fork(home):
     code = "from kafka_marshal.spark.launcher import main; main()"
     command = [sys.executable, "-c", code, "-c", "import sys; print(sys.argv)", "x"]
     done = subprocess.run(
@@ -198,7 +198,7 @@ def test_other_programs_run_in_this_python(home):
     assert not home.exists()
 
 
-def test_a_planner_runs_in_this_python_where_no_server_can(home, monkeypatch):
+def test_a_planner_runs_without_a_fork_if_no_server_can_start(home, monkeypatch):
     monkeypatch.setenv("TMPDIR", "/nowhere")
     code = "from kafka_marshal.spark import launcher; launcher.PLANNER = 'planner'; "
     command = [sys.executable, "-c", code + "launcher.main()", "-m", "planner"]
@@ -208,7 +208,7 @@ def test_a_planner_runs_in_this_python_where_no_server_can(home, monkeypatch):
     assert json.loads(done.stdout)["server"] == os.getpid()
 
 
-def test_a_folder_that_others_can_enter_is_not_used(home):
+def test_a_socket_folder_open_to_other_users_is_refused(home):
     home.mkdir(mode=0o755)
     with pytest.raises(PermissionError, match="others can use it"):
         launcher.address()

@@ -118,8 +118,7 @@ def test_options_are_case_insensitive():
 
 
 @pytest.mark.parametrize("part", ["", "client.credentials."])
-def test_client_credentials_are_options(part):
-    """By the names of Java's clients as well as by those of librdkafka."""
+def test_client_credentials_are_accepted_by_java_and_librdkafka_names(part):
     found = parse(
         BASE
         | {
@@ -141,7 +140,7 @@ def test_client_credentials_are_options(part):
 @pytest.mark.parametrize(
     ("given", "refresh_ms"), [("5000", 5_000), ("300000", 30_000), ("0", 1)]
 )
-def test_new_partitions_are_looked_for_as_often_as_metadata(given, refresh_ms):
+def test_metadata_max_age_limits_the_wait_for_new_partitions(given, refresh_ms):
     found = parse(BASE | {"subscribe": "t", "kafka.metadata.max.age.ms": given})
     assert found.config.metadata_refresh_ms == refresh_ms
     assert found.connection["metadata.max.age.ms"] == given
@@ -159,7 +158,7 @@ def test_only_the_path_of_a_sidecars_token_is_sent(tmp_path):
     assert "sidecar_token_file" not in unix.connection
 
 
-def test_offsets_by_partition():
+def test_offsets_are_parsed_by_partition():
     text = json.dumps({"t": {"0": 23, "1": -2}})
     assert parsed(startingOffsets=text).start == Bound(
         EARLIEST, offsets={T0: 23, T1: -2}
@@ -170,7 +169,7 @@ def test_offsets_by_partition():
     assert parsed(endingOffsets="latest").end.is_plain
 
 
-def test_times():
+def test_timestamps_are_parsed_for_all_and_for_single_partitions():
     found = parsed(startingTimestamp="5", startingOffsetsByTimestampStrategy="latest")
     assert found.start == Bound(EARLIEST, time_ms=5, is_strict=False)
     text = json.dumps({"t": {"0": 7}})
@@ -181,7 +180,7 @@ def test_times():
     assert parsed(endingTimestamp="9").end.time_ms == 9
 
 
-def test_partitions_by_name():
+def test_assign_is_parsed_into_partitions():
     found = parse(BASE | {"assign": '{"t": [1, 0, 1]}'})
     assert found.assigned == (T0, T1)
     assert found.config.topics == ("t",)
@@ -250,7 +249,7 @@ def test_an_unknown_connection_option_names_the_nearest():
         ("sidecarTokenFile", "/x", "it needs the option sidecar"),
     ],
 )
-def test_impossible_options_raise(name, value, expected):
+def test_invalid_values_of_options_raise(name, value, expected):
     refused(expected, BASE | {"subscribe": "t", name: value})
 
 
@@ -268,7 +267,7 @@ def test_impossible_options_raise(name, value, expected):
         ("clientId", "", "is not a valid name"),
     ],
 )
-def test_impossible_options_of_claims_raise(name, value, expected):
+def test_invalid_values_of_claim_options_raise(name, value, expected):
     refused(expected, BASE | {"subscribe": "t", "group": "g"} | {name: value})
 
 
@@ -319,7 +318,7 @@ def test_contradictory_options_raise(given, expected):
     refused(expected, given)
 
 
-def test_a_batch_holds_no_claims_and_a_stream_needs_them():
+def test_a_batch_read_refuses_a_group_and_a_stream_requires_one():
     parsed().require_batch()
     parsed(group="g").require_stream()
     with pytest.raises(ConfigurationError, match="availableNow=True"):
@@ -353,7 +352,7 @@ def test_an_error_names_the_option_that_was_given(name, value):
     assert "object has no attribute" not in str(found.value)
 
 
-def test_a_batch_has_no_triggers(caplog):
+def test_a_batch_read_ignores_limits_of_triggers(caplog):
     parsed(maxOffsetsPerTrigger="5").require_batch()
     assert "option_ignored maxOffsetsPerTrigger of format marshal" in caplog.text
     parsed(minOffsetsPerTrigger="5").require_batch()
@@ -368,27 +367,27 @@ def test_a_batch_has_no_triggers(caplog):
         ("endingOffsetsByTimestamp", '{"t": {"0": 5}}'),
     ],
 )
-def test_a_stream_has_no_end(name, value):
+def test_a_stream_refuses_ending_offsets(name, value):
     message = f"^option {name} .*a stream has no end"
     with pytest.raises(ConfigurationError, match=message) as found:
         parsed(group="g", **{name: value}).require_stream()
     assert found.value.setting == name
 
 
-def test_a_batch_from_the_latest_offsets_would_be_empty():
+def test_a_batch_read_that_starts_at_latest_is_refused():
     with pytest.raises(ConfigurationError, match=r"^option startingOffsets .*no rows"):
         parsed(startingOffsets="latest").require_batch()
     parsed(startingOffsets='{"t": {"0": -1}}').require_batch()
     parsed(startingOffsets="earliest").require_batch()
 
 
-def test_names_are_in_order_and_once():
+def test_option_names_are_sorted_and_unique():
     assert len(set(NAMES)) == len(NAMES)
     assert list(NAMES) == sorted(NAMES, key=str.lower)
 
 
 FLAGS = re.MULTILINE | re.DOTALL
-# Of Spark's own source, which the documents do not repeat.
+# Defaults of Spark's own source, which the documents do not repeat.
 DEFAULTS = {
     "failOnDataLoss": "true",
     "includeHeaders": "false",
@@ -400,7 +399,7 @@ DEFAULTS = {
 
 
 def documented():
-    """Return for whom each option is, and its default, by the documents."""
+    """Return the documented options: stream, batch or both, and the default."""
     root = next(p for p in Path(__file__).parents if (p / "docs").is_dir())
     page = (root / "docs" / "SPARK.md").read_text()
     own = page.split("<!-- list: spark options -->")[1].split("\n\n")[0]
@@ -416,7 +415,7 @@ def documented():
     return found
 
 
-def test_the_documented_options_are_those_that_are_known():
+def test_the_documented_options_are_the_known_options():
     found = documented()
     assert sorted(found) == sorted({*NAMES, SERVERS, ISOLATION, RACK})
     for name, (users, _) in found.items():
@@ -425,8 +424,7 @@ def test_the_documented_options_are_those_that_are_known():
         assert (name in one["batch"]) == (users == "batch"), name
 
 
-def test_the_documented_defaults_change_nothing():
-    """A documented default may be given explicitly, and means the same."""
+def test_a_documented_default_has_no_effect_if_it_is_set():
     base = BASE | {"subscribe": "t", "group": "g", "minOffsetsPerTrigger": "1"}
     literal = {
         name: default

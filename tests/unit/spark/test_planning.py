@@ -33,7 +33,7 @@ def planned(partition, token, first, end, topic_id=""):
     )
 
 
-def test_offsets_round_trip():
+def test_marks_round_trip_through_an_offset():
     marks = {
         B: Mark(token=NEW, begin=3, next=4, restarts=1, topic_id="0f"),
         A: Mark(OLD, 0, 2),
@@ -58,8 +58,8 @@ def test_a_checkpoint_of_another_origin_raises(name, value):
 
 
 @pytest.mark.parametrize("offset", [0, "0", [1], None])
-def test_a_checkpoint_of_another_source_raises(offset):
-    """That of format rate is a number, for one."""
+def test_an_offset_that_is_not_an_object_raises(offset):
+    """For example, offsets of the format rate are numbers."""
     with pytest.raises(ConfigurationError, match="no offset of format marshal") as no:
         ORIGIN.require(offset)
     assert no.value.setting == "checkpointLocation"
@@ -83,7 +83,7 @@ def test_an_unknown_origin_is_not_compared(offset):
         {"t:0": "1.0.5 0 0 "},
     ],
 )
-def test_the_checkpoint_of_another_source_raises(offset):
+def test_malformed_marks_raise(offset):
     with pytest.raises(ConfigurationError, match="new checkpointLocation"):
         to_marks(offset)
 
@@ -102,13 +102,13 @@ def test_a_batch_is_the_difference_of_two_offsets():
     ]
 
 
-def test_a_restart_begins_a_new_range():
+def test_a_mark_with_a_later_restart_begins_a_new_range():
     start = {A: Mark(token=OLD, begin=0, next=20, restarts=0, topic_id="0f")}
     end = {A: Mark(token=OLD, begin=0, next=5, restarts=1, topic_id="0f")}
     assert planned_ranges(start, end) == [planned(A, OLD, 0, 5, "0f")]
 
 
-def test_offsets_are_of_another_topic_where_both_ids_are_known():
+def test_marks_differ_in_topic_only_if_both_topic_ids_are_known():
     assert Mark(
         token=OLD, begin=0, next=2, restarts=0, topic_id="0f"
     ).is_of_other_topic("0e")
@@ -131,14 +131,14 @@ def test_offsets_are_of_another_topic_where_both_ids_are_known():
         pytest.param([7, 0], 3, [3, 0], id="nothing-there"),
     ],
 )
-def test_a_limit_is_shared_as_sparks_own_source_does(sizes, most, wanted):
+def test_a_limit_is_divided_as_by_sparks_own_source(sizes, most, wanted):
     spans = {T[n]: OffsetRange(100, 100 + size) for n, size in enumerate(sizes)}
     found = limited_ends(spans, most)
     assert [found[T[n]] - 100 for n in range(len(sizes))] == wanted
 
 
 @given(st.lists(st.integers(1, 10_000), min_size=1, max_size=5), st.integers(1, 20_000))
-def test_no_more_is_planned_than_there_is(sizes, most):
+def test_limited_ends_stay_within_the_logs_and_the_limit(sizes, most):
     spans = {T[n]: OffsetRange(0, size) for n, size in enumerate(sizes)}
     found = limited_ends(spans, most)
     assert all(1 <= found[T[n]] <= size for n, size in enumerate(sizes))
@@ -146,7 +146,7 @@ def test_no_more_is_planned_than_there_is(sizes, most):
 
 
 @given(st.lists(st.integers(1, 1_000), min_size=1, max_size=5), st.integers(0, 40))
-def test_parts_are_the_whole_in_order(sizes, least):
+def test_parts_of_a_range_are_contiguous_and_of_similar_length(sizes, least):
     whole = [planned(T[n], TOKEN, 7, 7 + size) for n, size in enumerate(sizes)]
     parts = split_ranges(whole, least)
     assert all(part.first < part.end for part in parts)
@@ -158,7 +158,7 @@ def test_parts_are_the_whole_in_order(sizes, least):
         assert max(lengths) - min(lengths) <= 1
 
 
-def test_larger_ones_are_cut_into_more_parts():
+def test_larger_ranges_are_split_into_more_parts():
     whole = [planned(T[0], None, 0, 90), planned(T[1], None, 0, 10)]
     parts = split_ranges(whole, 10)
     assert [part.partition.partition for part in parts].count(0) == 9
@@ -167,7 +167,7 @@ def test_larger_ones_are_cut_into_more_parts():
 
 
 @given(st.integers(1, 1_000), st.integers(1, 300), st.integers(0, 20))
-def test_parts_have_at_most_the_limit(size, most, least):
+def test_no_part_has_more_offsets_than_the_limit(size, most, least):
     parts = split_ranges([planned(T[0], TOKEN, 7, 7 + size)], least, most=most)
     assert (parts[0].first, parts[-1].end) == (7, 7 + size)
     assert all(one.end == other.first for one, other in pairwise(parts))

@@ -1,4 +1,4 @@
-"""From options to partitions and offsets."""
+"""How options become partitions and offsets, and how a query opens its client."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,7 +71,7 @@ def cluster(monkeypatch):
     return lambda **more: Cluster(parse(BASE | more))
 
 
-def test_topics_become_partitions(cluster):
+def test_topic_options_are_resolved_to_partitions(cluster):
     assert cluster(subscribe="t").partitions() == T
     assert cluster(subscribe="u,t").partitions() == [*T, TopicPartition("u", 0)]
     found = cluster(subscribePattern=".*").partitions()
@@ -104,7 +104,7 @@ def test_a_bound_becomes_offsets(cluster, bound, wanted):
     assert [found[place] for place in T] == wanted
 
 
-def test_an_impossible_bound_raises(cluster):
+def test_a_start_without_its_partition_or_record_raises(cluster):
     other = cluster(subscribe="t")
     bound = Bound(
         EARLIEST, offsets={TopicPartition("u", 0): 1}, option="startingOffsets"
@@ -130,8 +130,8 @@ def test_an_impossible_bound_raises(cluster):
         ({"startingOffsets": '{"t": {"0": 99}}'}, [99, 10, 10]),
     ],
 )
-def test_a_restart_does_not_fail_by_where_the_query_once_began(cluster, given, wanted):
-    """Retention has deleted records since, or an admin a topic."""
+def test_a_restart_tolerates_starts_that_a_new_query_refuses(cluster, given, wanted):
+    """Since the first start, records or a topic may have been deleted."""
     given = {"subscribe": "t", **given}
     options, other = parse(BASE | given | {"group": "g"}), cluster(**given)
     with pytest.raises((ConfigurationError, PositionError)):
@@ -140,7 +140,7 @@ def test_a_restart_does_not_fail_by_where_the_query_once_began(cluster, given, w
     assert [found[place] for place in T] == wanted
 
 
-def test_a_restart_skips_nothing_where_the_query_once_began_at_the_end(cluster):
+def test_a_restart_resolves_a_start_at_latest_to_the_log_start(cluster):
     given = {"subscribe": "t", "startingOffsets": '{"t": {"0": -1, "1": 15}}'}
     options, other = parse(BASE | given | {"group": "g"}), cluster(**given)
     found = query._starts(options, other, is_new=True)
@@ -150,7 +150,7 @@ def test_a_restart_skips_nothing_where_the_query_once_began_at_the_end(cluster):
 
 
 @pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets"])
-def test_a_named_offset_beyond_the_log_fails_or_is_its_end(cluster, name):
+def test_an_offset_beyond_the_log_raises_or_becomes_its_end(cluster, name):
     """The log ends at 25, of which 20 can be read."""
     text = '{"t": {"0": 25, "1": 26, "2": -1}}'
     options = {"subscribe": "t", name: text}
@@ -165,7 +165,7 @@ def test_a_named_offset_beyond_the_log_fails_or_is_its_end(cluster, name):
     assert lenient.within(Bound(LATEST), wanted) == wanted, "nothing is named"
 
 
-def test_an_origin_without_a_right_to_the_coordination_topic_is_unknown(cluster):
+def test_an_origin_has_no_coordination_id_if_the_topic_is_not_readable(cluster):
     options = parse(BASE | {"subscribe": "t", "group": "g", "delivery": "amo"})
     found = query._origin(options, cluster(subscribe="t"))
     assert (found.group, found.delivery, found.coordination) == ("g", "amo", "")
@@ -191,7 +191,7 @@ def test_the_readable_end_depends_on_the_isolation_level(cluster):
 
 
 class Opened:
-    """A client that takes its identity, as the real one does."""
+    """A client that acquires its identity, as the real one does."""
 
     conflicts = 0
 
@@ -219,7 +219,7 @@ class Opened:
 
 @pytest.fixture
 def opened(monkeypatch, tmp_path):
-    """Open a client by options, until it has its turn."""
+    """Return a function that opens a client, and waits while its name is in use."""
     monkeypatch.setattr(query, "Marshal", Opened)
     monkeypatch.setattr(Opened, "conflicts", 0)
     monkeypatch.setattr(query, "RETRY_S", 0)
@@ -233,7 +233,7 @@ def opened(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("more", [{}, {"clientId": "c"}])
-def test_only_a_name_that_comes_again_keeps_an_identity(opened, tmp_path, more):
+def test_only_a_given_client_id_keeps_its_identity_folder(opened, tmp_path, more):
     """Each start under a random name would leave a folder that nobody uses again."""
     client = opened(stateDir=str(tmp_path), **more)
     (folder,) = tmp_path.glob("ab/g=g/c=*")
@@ -241,13 +241,13 @@ def test_only_a_name_that_comes_again_keeps_an_identity(opened, tmp_path, more):
     assert folder.exists() is bool(more)
 
 
-def test_a_query_waits_for_an_earlier_process_of_its_name(opened, monkeypatch):
-    """Spark does not wait for its end when a query is stopped and started again."""
+def test_a_query_waits_while_its_client_id_is_in_use(opened, monkeypatch):
+    """Spark starts a query again without waiting for the end of its earlier process."""
     monkeypatch.setattr(Opened, "conflicts", 2)
     assert opened(clientId="c").client_id == "c"
 
 
-def test_a_name_that_stays_in_use_ends_the_query(opened, monkeypatch):
+def test_a_client_id_that_stays_in_use_ends_the_query(opened, monkeypatch):
     monkeypatch.setattr(query, "OPEN_S_MAX", 0)
     monkeypatch.setattr(Opened, "conflicts", 1)
     with pytest.raises(IdentityConflict, match="two sources need a clientId") as error:
@@ -255,7 +255,7 @@ def test_a_name_that_stays_in_use_ends_the_query(opened, monkeypatch):
     assert (error.value.holder, error.value.host) == ("c", "h")
 
 
-def test_a_name_without_an_identity_is_locked_too(opened, monkeypatch):
+def test_a_client_id_is_locked_also_without_a_state_dir(opened, monkeypatch):
     monkeypatch.setattr(query, "OPEN_S_MAX", 0)
     client = opened(clientId="c", stateDir="")
     with pytest.raises(IdentityConflict, match="clientId each"):
@@ -267,8 +267,8 @@ def test_a_name_without_an_identity_is_locked_too(opened, monkeypatch):
     opened(clientId="c", stateDir="").close()
 
 
-def test_a_name_that_cannot_be_locked_is_used(opened, monkeypatch, tmp_path):
-    """The log shows a conflict, if later."""
+def test_a_client_id_is_used_even_if_it_cannot_be_locked(opened, monkeypatch, tmp_path):
+    """A conflict shows later, in the log."""
     (tmp_path / "file").touch()
     monkeypatch.setattr(query.tempfile, "gettempdir", lambda: str(tmp_path / "file"))
     assert opened(clientId="c", stateDir="").client_id == "c"

@@ -19,7 +19,7 @@ def test_this_machine_meets_the_requirements():
 
 
 @pytest.mark.parametrize("missing", ["pyspark", "pyarrow", "pandas"])
-def test_a_missing_extra_names_what_installs_it(monkeypatch, missing):
+def test_a_missing_extra_raises_with_the_pip_command(monkeypatch, missing):
     def load(name):
         if name == missing:
             raise ImportError(f"no module named {name}")
@@ -34,7 +34,7 @@ def test_a_missing_extra_names_what_installs_it(monkeypatch, missing):
     assert "pip install 'kafka-marshal[spark]'" in str(caught.value)
 
 
-def test_the_data_source_without_its_extra_names_what_installs_it(monkeypatch):
+def test_the_data_source_without_its_extra_raises_with_the_pip_command(monkeypatch):
     def load(name):
         raise ImportError(f"No module named {name!r}")
 
@@ -49,7 +49,7 @@ def test_an_old_spark_raises(monkeypatch):
         requirements.require_spark()
 
 
-def test_a_spark_without_a_distribution_has_a_version(monkeypatch):
+def test_a_spark_without_package_metadata_is_accepted(monkeypatch):
     def unknown(name):
         raise requirements.PackageNotFoundError(name)
 
@@ -73,7 +73,7 @@ def test_a_missing_java_raises(monkeypatch, tmp_path):
 
 
 def python_that(tmp_path, output, code=0):
-    """Return a program that says something, in place of Python."""
+    """Return a program that prints the output, in place of Python."""
     program = tmp_path / "python"
     program.write_text(f"#!/bin/sh\necho '{output}'\nexit {code}\n")
     program.chmod(0o755)
@@ -88,8 +88,8 @@ def test_a_python_that_can_load_the_data_source_is_accepted(tmp_path):
     requirements.require_worker_python(python_that(tmp_path, f"{HERE} -"))
 
 
-def test_the_python_of_workers_is_really_run(tmp_path):
-    """A program in between, so that it is not the same file."""
+def test_the_python_of_workers_is_run_if_it_is_another_file(tmp_path):
+    """A wrapper, so that it is not the file of this Python."""
     program = tmp_path / "python"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     program.chmod(0o755)
@@ -116,7 +116,7 @@ def test_a_missing_python_raises():
         requirements.require_worker_python("python9")
 
 
-def test_the_python_is_checked_by_register(monkeypatch):
+def test_register_checks_the_python_of_workers(monkeypatch):
     session = SimpleNamespace(
         sparkContext=SimpleNamespace(pythonExec="python9"),
         dataSource=SimpleNamespace(register=None),
@@ -126,7 +126,7 @@ def test_the_python_is_checked_by_register(monkeypatch):
 
 
 class Builder:
-    """Notes what is asked for, and cannot start."""
+    """Records the settings, and cannot start a session."""
 
     def __init__(self):
         self.asked = {}
@@ -168,7 +168,7 @@ def test_a_missing_java_raises_before_spark_starts(monkeypatch, builder):
     assert builder.asked == {}
 
 
-def test_a_session_that_cannot_start_is_one_sentence(monkeypatch, builder):
+def test_a_session_that_cannot_start_raises_with_the_first_line(monkeypatch, builder):
     monkeypatch.setattr(requirements, "require_java", lambda: None)
     with pytest.raises(
         ConfigurationError, match="did not start with master 'spark://x:1'"

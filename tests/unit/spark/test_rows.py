@@ -1,4 +1,4 @@
-"""Arrow batches of what was fetched."""
+"""Arrow batches made of fetched slices."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ def made(rows, **extra):
     return batch.to_pylist()
 
 
-def test_columns_become_rows():
+def test_a_slice_becomes_rows():
     rows = Slice(
         offsets=[5, 9],
         times_ms=[1_700_000_000_123, 0],
@@ -50,7 +50,7 @@ def test_columns_become_rows():
     assert (second["key"], second["value"], second["offset"]) == (None, b"", 9)
 
 
-def test_columns_come_as_lists_and_as_arrays():
+def test_lists_and_arrays_give_the_same_rows():
     times, kinds = [1_700_000_000_123, 0, -1], [1, 0, 1]
     kept = [None, b"k", None]
     as_lists = made(
@@ -69,8 +69,8 @@ def test_columns_come_as_lists_and_as_arrays():
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_timestamp_that_spark_does_not_have_names_its_record(sign):
-    """A producer that sets nanoseconds; brokers accept that if a topic allows it."""
+def test_a_timestamp_out_of_sparks_range_raises_with_its_offset(sign):
+    """As from a producer that sets nanoseconds, which a topic may allow."""
     times = np.array([1_700_000_000_123, sign * 1_700_000_000_123_000_000])
     none = pa.nulls(2, pa.binary())
     kinds = np.zeros(2, np.int32)
@@ -118,7 +118,7 @@ def test_headers_and_tokens_are_optional():
     assert (first["token"], first["key"], first["value"]) == ("1.0.5", None, None)
 
 
-def test_a_column_of_nothing_keeps_its_type():
+def test_a_column_of_nulls_keeps_its_type():
     rows = Slice(
         offsets=[1], times_ms=[0], kinds=[0], keys=[None], values=[None], headers=None
     )

@@ -1,4 +1,4 @@
-"""Chains of folders that count, each link made once."""
+"""Chains of manifests that publish folders; each link is created once."""
 
 import shutil
 import threading
@@ -51,7 +51,7 @@ def publish(sink, link):
     return sink.publish(None, T0, link=link, batch_id=1)
 
 
-def test_a_chain_has_no_gap_and_no_link_twice(tmp_path):
+def test_a_chain_refuses_a_second_link_at_the_same_offset(tmp_path):
     chain = Chain(tmp_path / "t" / "0")
     assert (chain.links(), chain.last()) == ([], None)
     first = link(0, 10, "data/x")
@@ -77,7 +77,7 @@ class Listed:
 
 
 def test_links_are_listed_once_and_then_followed(tmp_path, monkeypatch):
-    """Else each batch would take longer than the one before."""
+    """Otherwise each batch would take longer than the one before."""
     chain, listed = Chain(tmp_path), Listed(monkeypatch)
     for number in range(5):
         assert chain.add(link(number, number + 1, f"data/{number}"))
@@ -90,7 +90,7 @@ def test_links_are_listed_once_and_then_followed(tmp_path, monkeypatch):
     assert chain.last().folder == "data/s"
 
 
-def test_of_many_chains_few_links_are_kept(tmp_path, monkeypatch):
+def test_the_last_links_of_only_a_few_chains_are_cached(tmp_path, monkeypatch):
     """A query may have a folder for each hour, with a chain for each partition."""
     module._seen.clear()
     monkeypatch.setattr(module, "SEEN_MAX", 3)
@@ -104,7 +104,7 @@ def test_of_many_chains_few_links_are_kept(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["removed", "replaced"])
-def test_a_folder_that_was_made_again_is_listed_again(tmp_path, how):
+def test_a_chain_folder_that_was_removed_or_replaced_is_listed_again(tmp_path, how):
     chain = Chain(tmp_path / "t" / "0")
     assert chain.add(link(0, 10, "data/x"))
     assert chain.last().end == 10
@@ -116,7 +116,7 @@ def test_a_folder_that_was_made_again_is_listed_again(tmp_path, how):
         assert chain.last().end == 3
 
 
-def test_after_a_link_that_was_not_shown_the_folder_is_listed(tmp_path, monkeypatch):
+def test_after_a_refused_link_the_folder_is_listed_again(tmp_path, monkeypatch):
     chain = Chain(tmp_path)
     assert chain.add(link(0, 10, "data/x"))
     assert chain.last().end == 10
@@ -145,7 +145,7 @@ def test_only_one_of_many_writers_adds_a_link(tmp_path):
     assert chain.last().folder == f"data/{made[0]}"
 
 
-def test_published_rows_are_read(sink):
+def test_publishing_adds_a_link_and_returns_its_first_offset(sink):
     assert publish(sink, aside(sink, 3, 10)) == 3
     assert publish(sink, aside(sink, 10, 15)) == 10
     # The first link begins at the start of all offsets: links have no gap.
@@ -240,7 +240,7 @@ def test_a_chain_without_links_is_omitted(sink):
     assert sink.links() == {}
 
 
-def test_nothing_was_written_yet(sink):
+def test_reading_before_the_first_write_returns_none(sink):
     assert sink.read(None) is None
 
 

@@ -1,4 +1,4 @@
-"""What is written in a transaction, and when none is begun."""
+"""What KafkaSink writes in a transaction, and which rows it does not write."""
 
 from types import SimpleNamespace
 
@@ -24,7 +24,7 @@ T0 = TopicPartition("t", 0)
 
 
 class Transactions(Opened):
-    """What the broker keeps for one id."""
+    """What the broker stores for one transactional id."""
 
     made: list = []  # noqa: RUF012 - created for each test
     left = None
@@ -87,7 +87,7 @@ def test_rows_and_their_position_are_one_transaction(sink, broker):
     assert made.written == [("out", [b"4", b"5"], T0, 6)]
 
 
-def test_keys_select_the_partitions_of_java_or_those_that_are_asked_for(sink, broker):
+def test_the_partitioner_is_that_of_java_unless_another_is_named(sink, broker):
     other = KafkaSink.of(OPTIONS, topic="out", partitioner="consistent_random")
     for each in (sink, attrs.evolve(sink, partitioner=other.partitioner)):
         each.write(T0, token="1.0.7", rows=iter(rows(4)))
@@ -111,14 +111,14 @@ def test_an_ended_claim_writes_nothing(sink, broker, caplog):
     assert "dropped" in caplog.text
 
 
-def test_each_topic_partition_has_its_own_id(sink, broker):
+def test_each_topic_partition_has_its_own_transactional_id(sink, broker):
     sink(Frame([*rows(1), *rows(0, partition=1), *rows(0)]), 0)
     assert [made.name[0] for made in broker.made] == ["g.out/g/t/0", "g.out/g/t/1"]
     assert [[rows for _, rows, *_ in made.written] for made in broker.made] == [
         [[b"0", b"1"]],
         [[b"0"]],
     ]
-    # The topic is that of its id, also where another had its name.
+    # The position is that of this topic id, even if an earlier topic had the name.
     assert {each for made in broker.made for each in made.asked} == {"1" * 32}
 
 
@@ -136,7 +136,7 @@ def test_columns_are_written_as_bytes(value, written):
     assert _bytes(value) == written
 
 
-def test_the_topic_has_a_valid_name():
+def test_an_invalid_topic_name_raises():
     with pytest.raises(ConfigurationError, match="no valid topic"):
         KafkaSink.of(OPTIONS, topic="no topic")
 
@@ -155,7 +155,7 @@ def test_headers_are_written_with_their_records(sink, broker):
     assert broker.made[0].headers == [(("a", b"1"), ("a", None)), (), ()]
 
 
-def test_a_column_of_that_name_has_the_type_of_headers(sink):
+def test_a_headers_column_of_another_type_raises(sink):
     frame = Frame(rows(0), (*SINK_COLUMNS, "value", "headers"), {"headers": "string"})
     with pytest.raises(ConfigurationError, match="headers has the type string"):
         sink(frame, 0)
@@ -163,13 +163,13 @@ def test_a_column_of_that_name_has_the_type_of_headers(sink):
 
 @pytest.mark.parametrize("name", ["key", "value"])
 @pytest.mark.parametrize("kind", ["struct<a:int>", "array<string>", "map<int,int>"])
-def test_a_key_and_a_value_have_no_parts(sink, name, kind):
-    """Their text would be that of Python's objects."""
+def test_a_key_or_value_of_a_nested_type_raises(sink, name, kind):
+    """Their text would be the repr of a Python object."""
     with pytest.raises(ConfigurationError, match=f"column {name} has the type {kind}"):
         sink(Frame(rows(0), types={name: kind}), 0)
 
 
-def test_a_batch_needs_a_value(sink):
+def test_a_batch_without_a_value_column_raises(sink):
     with pytest.raises(ConfigurationError, match="no column value"):
         sink(Frame([], SINK_COLUMNS), 0)
 

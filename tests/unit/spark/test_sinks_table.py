@@ -1,4 +1,4 @@
-"""What is written under which token, and how far a topic partition is."""
+"""Which rows TableSink writes under which token, and the position that it stores."""
 
 import sqlite3
 from types import SimpleNamespace
@@ -18,10 +18,10 @@ FIRST, SECOND = "1" * 32, "2" * 32
 
 
 class Table:
-    """A database with the table of positions, as far as one topic partition goes.
+    """A database with the table of positions, with a row of one topic partition.
 
-    The statements run on SQLite, whose upserts have PostgreSQL's syntax: what they
-    refuse is refused here by the same text. Only ``SET LOCAL`` is PostgreSQL's alone.
+    The statements of the sink run on SQLite, whose upserts have PostgreSQL's syntax.
+    Only ``SET LOCAL``, which SQLite does not have, is recorded instead.
     """
 
     def __init__(self, position=0, *, token=(0, 0, 0), topic_id=""):
@@ -47,7 +47,7 @@ class Table:
         )
         return row[:3], row[3]
 
-    # What a connection does.
+    # Methods of a connection.
 
     def cursor(self):
         return self
@@ -63,7 +63,7 @@ class Table:
     def close(self):
         self.is_closed = True
 
-    # What a cursor does.
+    # Methods of a cursor.
 
     def execute(self, text, values=()):
         if text.startswith("SET LOCAL"):
@@ -156,7 +156,7 @@ def test_a_stale_row_of_the_earlier_topic_is_refused():
     assert table.row == ((1, 0, 8), 5)
 
 
-def test_each_topic_id_is_written_by_itself():
+def test_the_topic_id_of_the_last_written_rows_is_stored():
     table = Table()
     some = [*rows(7), *rows(8, token="1.0.9", topic_id=SECOND)]
     TableSink(lambda: table, write, "g")(Frame(some[:1]), 0)
@@ -166,7 +166,7 @@ def test_each_topic_id_is_written_by_itself():
     assert found == (SECOND,)
 
 
-def test_another_place_is_not_touched():
+def test_rows_of_another_partition_do_not_change_the_position():
     table = Table()
     sink = TableSink(lambda: table, write, "g")
     place = ("g", "t", 1)
@@ -174,13 +174,13 @@ def test_another_place_is_not_touched():
     assert table.row == ((0, 0, 0), 0)
 
 
-def test_rows_come_in_pieces():
+def test_rows_are_written_in_bounded_pieces():
     table = Table()
     assert run(table, rows(*range(5)), rows_at_once=2) == 5
     assert table.written == [[0, 1], [2, 3], [4]]
 
 
-def test_rows_of_one_offset_come_in_pieces():
+def test_rows_of_one_offset_may_be_in_two_pieces():
     """A record may have become several rows, as by ``explode``."""
     table = Table(1)
     assert run(table, rows(0, 0, 1, 1, 1, 2, 2), rows_at_once=2) == 5
@@ -231,6 +231,6 @@ def test_positions_are_returned():
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x;drop", "a.b.c", "1a"])
-def test_the_table_has_a_plain_name(name):
+def test_a_table_name_that_is_not_plain_raises(name):
     with pytest.raises(ConfigurationError, match="no plain name"):
         TableSink(Table, write, "g", table=name)

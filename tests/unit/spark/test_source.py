@@ -50,7 +50,7 @@ END = {T0: Mark(TOKEN, 0, 10)}
 ORIGIN = Origin(group="g", delivery="alo", coordination="0c")
 
 
-def test_the_source_is_found_by_its_names():
+def test_the_package_exports_the_source_named_marshal():
     assert MarshalDataSource.name() == "marshal"
     assert package.MarshalDataSource is MarshalDataSource
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
@@ -72,7 +72,7 @@ def test_columns_follow_the_options():
     ]
 
 
-def test_readers_are_made_without_a_connection_and_can_be_sent():
+def test_readers_are_made_without_a_connection_and_can_be_pickled():
     source = pickle.loads(pickle.dumps(MarshalDataSource(BASE)))
     reader = pickle.loads(pickle.dumps(source.reader(source.schema())))
     assert isinstance(reader, MarshalBatchReader)
@@ -89,7 +89,7 @@ def test_options_are_checked_when_the_source_is_made():
         source.reader(source.schema())
 
 
-def test_a_stream_is_refused_on_first_use():
+def test_a_stream_without_a_group_is_refused_on_first_use():
     """PySpark hides what ``streamReader`` raises behind an error of its own."""
     source = MarshalDataSource(BASE)
     reader: Any = source.streamReader(source.schema())
@@ -175,7 +175,7 @@ def task(partition, first, end):
     return Task(partition=partition, first=first, end=end, topic_id="ab")
 
 
-def test_each_partition_is_a_task(planned):
+def test_each_partition_is_a_task_unless_min_partitions_splits_it(planned):
     assert planned() == [task(T[0], 10, 20), task(T[1], 10, 12)]
     assert Logs.is_closed
     assert planned(minPartitions="4") == [
@@ -201,7 +201,7 @@ def test_a_start_below_the_log_fails_or_is_moved(planned):
     assert planned(**below, failOnDataLoss="false")[0] == task(T[0], 10, 20)
 
 
-def test_a_task_is_read_by_its_options(monkeypatch):
+def test_a_task_is_read_with_its_options_and_schema(monkeypatch):
     seen = []
     monkeypatch.setattr(fetch, "read", lambda *a, **k: iter([seen.append((a, k))]))
     options, one = parse(BASE), task(T[0], 1, 2)
@@ -210,7 +210,7 @@ def test_a_task_is_read_by_its_options(monkeypatch):
 
 
 class Claims:
-    """Notes what it is asked, and plans ten offsets."""
+    """Records the calls, and plans ten offsets."""
 
     def __init__(self):
         self.calls = []
@@ -309,7 +309,7 @@ def test_limits_are_those_of_the_options(reader, options, limit, wanted):
     assert one.reportLatestOffset() == {"t:0": 12}
 
 
-def test_an_offset_stays_as_it_is_where_nothing_is_planned(reader):
+def test_an_offset_stays_the_same_if_nothing_is_planned(reader):
     """Spark compares texts, and would run an empty batch."""
     one = reader()
     old = {name: text for name, text in to_offset(END, ORIGIN).items() if ":" in name}
@@ -330,7 +330,7 @@ def test_the_checkpoint_of_another_group_is_refused(reader):
     assert one.made[0][0].claims.calls == []
 
 
-def test_available_now_overrides_options(reader):
+def test_read_all_available_overrides_the_limits(reader):
     one = reader(maxOffsetsPerTrigger="1", minOffsetsPerTrigger="1")
     one.latestOffset({}, ReadAllAvailable())
     assert one.made[0][0].claims.calls == [("latest", {}, Limit())]
@@ -353,7 +353,7 @@ def test_tasks_carry_their_range_and_claim(reader):
     assert (task.first, task.end) == (0, 10), "a range is granted as a whole"
 
 
-def test_at_most_once_a_batch_has_one_use(reader):
+def test_at_most_once_a_second_use_of_a_batch_is_refused(reader):
     """Spark plans a batch for each use of a frame, such as a branch of a union."""
     end = to_offset(END, ORIGIN)
     one = reader(delivery="amo")
@@ -366,7 +366,7 @@ def test_at_most_once_a_batch_has_one_use(reader):
     assert one.partitions({}, end) != [], "at least once each use reads it all"
 
 
-def test_committed_batches_are_confirmed_and_stop_closes(reader):
+def test_committed_batches_are_confirmed_and_stop_closes_the_query(reader):
     one = reader()
     one.prepareForTriggerAvailableNow()
     one.commit(to_offset(END, ORIGIN))
@@ -377,8 +377,8 @@ def test_committed_batches_are_confirmed_and_stop_closes(reader):
     assert query.closed == 1
 
 
-def test_an_offset_that_pyspark_cannot_parse_is_an_error_of_the_checkpoint(reader):
-    """It ends the query by ``stop``, while the error of its own is handled."""
+def test_an_unparsable_offset_raises_an_error_about_the_checkpoint(reader):
+    """PySpark calls ``stop`` while its own parse error is handled."""
     one = reader()
     one.latestOffset({}, ReadAllAvailable())
 
@@ -429,8 +429,10 @@ def test_sigterm_does_not_interrupt_stop(reader, monkeypatch):
     assert ended == [None]
 
 
-def test_sigterm_right_before_it_is_ignored_does_not_keep_claims(reader, monkeypatch):
-    """Spark closes the connection, and a signal may come while that ends the query."""
+def test_a_sigterm_just_before_it_is_ignored_still_closes_the_query(
+    reader, monkeypatch
+):
+    """Spark closes the connection; a signal may arrive while that ends the query."""
     ours = signal.getsignal(signal.SIGTERM)
     module._handle_termination()
     plain = module.ignore_termination

@@ -76,7 +76,7 @@ def of(rows, table):
     return [row.values for row in rows if row.table is table]
 
 
-def test_rows_come_as_they_close_then_open_rows_then_the_state(log):
+def test_closed_rows_come_before_open_rows_and_state_rows(log):
     rows = folded(log)
     assert [r["ending"] for r in of(rows, schema.INTERVALS)] == ["released", "open"]
     assert [row.table.name for row in rows[-3:]] == ["ages", "partitions", "state"]
@@ -103,7 +103,7 @@ def test_rows_are_yielded_before_the_log_is_read_to_its_end(monkeypatch, log):
 
 
 @pytest.mark.parametrize("split", range(7))
-def test_an_incremental_run_has_the_rows_of_one_run(log, split):
+def test_a_run_and_its_continuation_have_the_rows_of_a_single_run(log, split):
     whole = folded(log)
     first = folded(log, end=split)
     (state,) = of(first, schema.STATE)
@@ -123,7 +123,9 @@ def test_an_incremental_run_has_the_rows_of_one_run(log, split):
         pytest.param(Bounds(from_offset=2, to_offset=3), 0, 4, id="both"),
     ],
 )
-def test_a_range_omits_rows_and_never_moves_the_start(log, bounds, claims, end):
+def test_a_range_omits_rows_but_the_fold_reads_from_the_log_start(
+    log, bounds, claims, end
+):
     rows = folded(log, bounds=bounds)
     assert len(of(rows, schema.CLAIMS)) == claims
     (state,) = of(rows, schema.PARTITIONS)
@@ -131,8 +133,8 @@ def test_a_range_omits_rows_and_never_moves_the_start(log, bounds, claims, end):
     assert len([row for row in rows if row.is_open]) == (end == 6)
 
 
-def test_a_range_by_time_is_reached_once_for_all(log):
-    """A leader's clock that goes back leaves no hole."""
+def test_a_timestamp_that_goes_back_does_not_change_a_time_range(log):
+    """Timestamps go back if the clock of a new leader is behind."""
     late = log.entries[3].timestamp_ms
     log.entries[4] = folding.LogEntry(
         offset=4,
@@ -147,7 +149,7 @@ def test_a_range_by_time_is_reached_once_for_all(log):
     assert of(rows, schema.PARTITIONS)[0]["next_offset"] == 3
 
 
-def test_a_fold_that_halts_ends_there(log):
+def test_a_fold_that_halts_reports_the_level_and_saves_no_checkpoint(log):
     log.append(config(2, era=2, level=9))
     log.append(beat(4, client="c2"))
     rows = folded(log)
@@ -195,7 +197,7 @@ def folded_of(retained, bounds=None):
 
 
 class FakeLog:
-    """One partition whose polls are given."""
+    """One partition that returns the given polls."""
 
     def __init__(self, polls, *, end):
         self.polls = list(polls)
@@ -235,13 +237,13 @@ def read(log, end):
     ]
 
 
-def test_reading_ends_where_it_was_planned(clock):
+def test_reading_ends_at_the_planned_end_offset(clock):
     entries = story().entries
     late = FakeLog([entries[:2], [], CoordinationError("later"), entries[2:]], end=6)
     assert read(late, 4) == [0, 1, 2, 3]
 
 
-def test_a_silent_log_raises(clock):
+def test_a_log_that_sends_no_records_raises_deadline_exceeded(clock):
     with pytest.raises(DeadlineExceeded, match="sent nothing for 5000 ms"):
         read(FakeLog([story().entries[:2]], end=6), 6)
 
@@ -251,7 +253,7 @@ def test_a_truncated_log_raises(clock):
         read(FakeLog([], end=3), 6)
 
 
-def test_faults_that_stay_are_raised(clock):
+def test_a_log_truncated_error_while_polling_is_raised(clock):
     with pytest.raises(LogTruncated, match="back"):
         read(FakeLog([LogTruncated("back")], end=6), 6)
 
@@ -291,7 +293,9 @@ def looked(monkeypatch, log):
     [(b"\xab\xcd", "abcd"), (None, None)],
     ids=["id", "none"],
 )
-def test_the_ends_have_the_ids_of_the_log(monkeypatch, topic_id, expected_id):
+def test_log_ends_include_the_cluster_id_and_topic_id(
+    monkeypatch, topic_id, expected_id
+):
     log = OpenedLog({0: 5})
     log.topic_id = topic_id
     assert looked(monkeypatch, log) == LogEnds("c", expected_id, {0: 5})
@@ -306,7 +310,7 @@ def test_a_failed_query_closes_the_log(monkeypatch):
 
 
 class Begun:
-    """Partitions that return their entries from the wanted offsets on, 100 a poll."""
+    """Partitions that return up to 100 entries each per poll, from their start on."""
 
     def __init__(self, logs, start=0):
         self.start = start
@@ -368,13 +372,13 @@ def test_a_topic_with_another_use_is_refused_by_its_first_records(monkeypatch, s
         required(monkeypatch, {0: [JUNK] * 5_000, 1: [None] * 5_000}, start=start)
 
 
-def test_an_empty_topic_is_not_formatted(monkeypatch):
+def test_an_empty_topic_is_refused_as_not_formatted(monkeypatch):
     with pytest.raises(TopicMisconfigured, match=r"format --coordination-topic orders"):
         required(monkeypatch, {0: [], 1: []})
 
 
-def test_one_record_of_the_protocol_shows_a_coordination_topic(monkeypatch):
-    """A stranger may write to any partition of it, from its start on."""
+def test_one_record_of_the_protocol_identifies_a_coordination_topic(monkeypatch):
+    """Foreign records may be in any of its partitions, from the start on."""
     logs = {0: [JUNK] * 5_000, 1: [], 2: [JUNK] * 150 + [encode(claim())] * 900}
     assert required(monkeypatch, logs).read <= 400
 
@@ -387,7 +391,7 @@ def played():
     return log, historian
 
 
-def test_a_checkpoint_has_the_members():
+def test_a_checkpoint_restores_members_and_their_sequence_numbers():
     log, historian = played()
     world, back = from_checkpoint(to_checkpoint(log.state, historian), partition=0)
     assert digest(world) == digest(log.state)
@@ -400,7 +404,7 @@ def test_a_checkpoint_has_the_members():
     assert transition.reason == "old_seq"
 
 
-def test_a_halted_fold_cannot_continue():
+def test_a_fold_that_halted_in_the_last_run_cannot_continue():
     log = Log()
     log.append(config(2, era=2, level=9))
     assert to_checkpoint(log.state, Historian()) is None
@@ -418,7 +422,7 @@ def test_a_halted_fold_cannot_continue():
         pytest.param({3: 5}, "not a saved audit", id="shape"),
     ],
 )
-def test_foreign_checkpoints_are_refused(change, match):
+def test_invalid_checkpoints_are_refused(change, match):
     log, historian = played()
     fields = [VERSION, to_bytes(log.state), historian, []]
     for at, value in change.items():

@@ -1,4 +1,4 @@
-"""Micro-batches as runs: which are made, which are passed over. No Spark here."""
+"""Which micro-batches of the stream start a run of the audit; without Spark."""
 
 from types import SimpleNamespace
 
@@ -56,7 +56,7 @@ def ends(run):
     return list(run.facts["as_of"]["offsets"].values())
 
 
-def test_each_batch_is_a_run_and_a_repeated_one_is_none(runs):
+def test_only_a_batch_with_new_log_ends_starts_a_run(runs):
     received = []
     batches = following._Batches(
         step=STEP, store="a store", last=None, on_run=received.append
@@ -69,14 +69,14 @@ def test_each_batch_is_a_run_and_a_repeated_one_is_none(runs):
     assert received == runs
 
 
-def test_a_run_never_goes_back_in_one_partition(runs):
+def test_a_run_never_ends_before_the_last_run_in_any_partition(runs):
     batches = following._Batches(STEP, "a store", None)
     batches(frame(9, 5), 0)
     batches(frame(4, 6), 1)
     assert ends(runs[-1]) == [9, 6]
 
 
-def test_a_recreated_topic_is_another_log(runs):
+def test_a_recreated_topic_is_refused_in_the_same_directory(runs):
     batches = following._Batches(STEP, "a store", None)
     batches(frame(5), 0)
     with pytest.raises(ConfigurationError, match="into another directory"):

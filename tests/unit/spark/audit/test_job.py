@@ -1,4 +1,4 @@
-"""Errors of a job in words of ours."""
+"""How errors of a Spark job are translated."""
 
 import pytest
 from pyspark.errors import PySparkException
@@ -21,25 +21,25 @@ kafka_marshal.errors.{name}: {message}
 
 
 @pytest.mark.parametrize("kind", [LogTruncated, DeadlineExceeded])
-def test_an_error_of_the_package_is_raised_unchanged(kind):
+def test_an_error_of_the_package_keeps_its_type_and_message(kind):
     text = TRACE.format(name=kind.__name__, message="partition 3 ends")
     error = translate_error(PySparkException(text))
     assert (type(error), str(error)) == (kind, "partition 3 ends")
 
 
-def test_an_error_with_more_fields_keeps_its_message():
+def test_an_error_with_more_fields_becomes_a_coordination_error():
     text = TRACE.format(name=PositionError.__name__, message="gone")
     error = translate_error(PySparkException(text))
     assert (type(error), str(error)) == (CoordinationError, "gone")
 
 
 @pytest.mark.parametrize("name", ["Nothing", "Any"])
-def test_foreign_errors_are_not_own_errors(name):
+def test_unknown_error_names_become_coordination_errors(name):
     error = translate_error(PySparkException(TRACE.format(name=name, message="gone")))
     assert type(error) is CoordinationError
 
 
-def test_other_errors_have_the_last_message():
+def test_other_errors_are_reduced_to_one_line():
     text = "thrown\nTraceback\n  File x\nModuleNotFoundError: No module named 'y'\n end"
     error = translate_error(PySparkException(text))
     assert str(error) == (

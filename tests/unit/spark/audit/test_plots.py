@@ -1,4 +1,4 @@
-"""The plots: bounded, self-contained, and without a word to obey."""
+"""Plots are bounded, self-contained SVG without scripts and without text of the log."""
 
 import re
 import sys
@@ -64,7 +64,7 @@ def test_a_plot_is_one_valid_svg(plot):
 
 
 def test_a_long_name_keeps_its_end():
-    """Lanes of one topic differ in the partition, processes in the end of the name."""
+    """Lanes of one topic differ only in the partition, at the end."""
     lanes = [f"{'g' * 200} {'t' * 249}-{n}" for n in (3, 12)]
     labels = [_label(lane) for lane in lanes]
     assert [label[-3:] for label in labels] == ["t-3", "-12"]

@@ -67,7 +67,7 @@ def test_findings_are_shown_with_rows_and_query():
     assert "<script" not in text
 
 
-def test_omissions_are_shown():
+def test_the_page_states_how_many_keys_are_drawn():
     text = page(values(keys_shown=40, keys_count=5_000, bars_shown=4_000), PLOTS)
     assert "40 of 5,000 keys are drawn" in text
 
@@ -81,13 +81,13 @@ def test_the_page_fits_a_phone_a_dark_screen_and_paper():
     assert len(re.findall(r'role="img" aria-label="\w', text)) == len(PLOTS)
 
 
-def test_claims_of_the_logs_own_duties_are_left_out():
-    """They are claimed each few minutes, and would be all that is drawn."""
+def test_claims_of_reserved_keys_are_omitted():
+    """They are claimed every few minutes, and would crowd out all others."""
     for sql in (_KEYS, _COUNTS, _GAPS, _TAKEOVERS):
         assert "topic NOT IN ('/checkpoint', '/planner')" in sql
 
 
-def test_values_are_readable():
+def test_values_and_times_are_formatted_for_readers():
     assert [shown(v) for v in (None, True, False, 1_000, 2.6, "x")] == [
         "-",
         "yes",

@@ -38,7 +38,7 @@ from kafka_marshal.spark.audit.rows import (
 
 
 def played():
-    """A log in which every kind of row comes up."""
+    """Return a log in which every kind of row occurs, its history and rows."""
     log, historian, rows = Log(configured=False), Historian(), []
 
     def append(record, **where):
@@ -102,7 +102,7 @@ FILLED = {
 
 
 @pytest.mark.parametrize("kind", get_args(Row), ids=lambda kind: kind.__name__)
-def test_every_column_has_a_field(kind):
+def test_every_column_is_filled_from_a_field_of_its_row(kind):
     hints = get_type_hints(kind)
     kinds = {name: (*get_args(hint), hint)[0] for name, hint in hints.items()}
     row = kind(
@@ -123,14 +123,14 @@ def test_bytes_are_hex_and_tokens_are_split(rows_of_story):
     assert (values["group_id"], values["topic"], values["partition"]) == KEY
 
 
-def test_a_pause_has_its_person(rows_of_story):
+def test_a_pause_row_names_the_person_who_paused(rows_of_story):
     _, _, rows = rows_of_story
     found = next(s for s in (staged(3, r) for r in rows) if s.table is schema.PAUSES)
     assert (found.values["person"], found.values["client_id"]) == ("ada", "admin")
     assert found.values["begin_ms"] is None, "it began with its record"
 
 
-def test_the_end_state_is_that_of_the_fold(rows_of_story):
+def test_the_state_row_has_the_figures_of_the_fold(rows_of_story):
     log, historian, _ = rows_of_story
     values = state_row(log.state, historian).values
     assert set(values) == set(schema.PARTITIONS.names)
@@ -142,14 +142,14 @@ def test_the_end_state_is_that_of_the_fold(rows_of_story):
     assert (empty["first_offset"], empty["leader_epoch"]) == (None, None)
 
 
-def test_a_halted_fold_has_the_required_level():
+def test_the_state_row_of_a_halted_fold_has_its_offset_and_level():
     log = Log(1)
     log.append(config(2, era=2, level=7))
     values = state_row(log.state, Historian()).values
     assert (values["halted_offset"], values["halted_level"]) == (1, 7)
 
 
-def test_ages_are_omitted_if_there_are_none():
+def test_age_counts_of_zero_are_omitted():
     rows = list(age_rows(2, {"b": [0, 3, 0, 1], "a": [2, 0, 0, 0]}))
     assert [tuple(row.values.values()) for row in rows] == [
         (2, "a", 0, 2),
@@ -208,7 +208,7 @@ def test_the_largest_numbers_that_a_log_can_hold_fit():
     }
 
 
-def test_no_rows_are_no_batch():
+def test_no_rows_make_no_batch():
     assert list(batches([])) == []
     (batch,) = batches([Staged(schema.AGES, {"group_id": "g"})])
     assert batch.num_rows == 1

@@ -1,4 +1,4 @@
-"""The tables are what the document says, and their schema is what Arrow makes of it."""
+"""Tables and invariants of the audit match docs/AUDIT.md and the Arrow schema."""
 
 import re
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_invariants_use_existing_tables_and_columns():
         asked = set(re.findall(r"(?:(?<!DISTINCT )FROM|JOIN) (\w+)", each.sql))
         assert asked
         assert asked <= names, each.name
-        # What it names beside columns it makes up itself, or SQL does.
+        # Names in the query that are neither columns nor aliases of its own.
         words = set(re.findall(r"\b[a-z]+_[a-z_]+\b", each.sql)) - columns
         made = set(re.findall(r"AS (\w+)", each.sql)) | {"tolerance_ms"}
         assert words - made - {"taken_over"} == set(), each.name

@@ -1,4 +1,4 @@
-"""The log's end as Spark sees it: offsets that move only when something came."""
+"""The stream of the log's ends, whose offset moves only when the log grows."""
 
 import json
 
@@ -24,7 +24,7 @@ SOURCE = Source(
 
 @pytest.fixture
 def log(monkeypatch):
-    """Where the log ends, or the error that there is instead."""
+    """The ends of the log, or the error that the query for them raises."""
     now = {"found": LogEnds("c", "ab", {1: 7, 0: 5})}
 
     def log_ends(source):
@@ -37,7 +37,7 @@ def log(monkeypatch):
     return now
 
 
-def test_an_offset_has_all_that_a_run_needs(log):
+def test_an_offset_has_ends_time_and_ids_of_the_log(log):
     reader = tail.TailReader(SOURCE)
     assert reader.initialOffset() == {}
     offset = reader.latestOffset({}, reader.getDefaultReadLimit())
@@ -51,7 +51,7 @@ def test_an_offset_has_all_that_a_run_needs(log):
     ]
 
 
-def test_time_alone_makes_no_batch(log):
+def test_an_offset_changes_with_ends_or_topic_id_but_not_with_time(log):
     reader = tail.TailReader(SOURCE)
     start = reader.latestOffset({}, ALL) | {"as_of_ms": 1}
     assert reader.latestOffset(start, ALL) == start
@@ -61,7 +61,7 @@ def test_time_alone_makes_no_batch(log):
     assert reader.latestOffset(start, ALL)["topic_id"] == "cd"
 
 
-def test_available_now_ends_at_the_first_end(log):
+def test_available_now_reads_to_the_ends_at_its_start(log):
     reader = tail.TailReader(SOURCE)
     reader.prepareForTriggerAvailableNow()
     log["found"] = LogEnds("c", "ab", {0: 50, 1: 70})
@@ -83,7 +83,7 @@ def test_a_running_stream_waits_for_brokers(log, caplog):
         reader.latestOffset(start, ALL)
 
 
-def test_the_connection_is_in_the_class_and_in_no_option():
+def test_the_connection_is_pickled_with_the_class_and_not_shown():
     made = tail.tail_of(SOURCE)
     source = cloudpickle.loads(cloudpickle.dumps(made))({})
     assert (source.name(), source.schema()) == (tail.NAME, tail.DDL)
