@@ -12,14 +12,14 @@ from kafka_marshal import TopicPartition
 
 OLD, NEW = 4, 8
 NAMES = "ab"
+# Records of this old partition are handled after those of all others.
 HELD = 0
-"""The old partition of which nothing is handled before all else was."""
 KEYS, BACKLOG_EACH = 48, 20
 H_MS, REFRESH_MS = 3_000, 500
 # The second producer learns the new count late, as with Kafka's defaults.
 METADATA_MS = (100, 2_000)
+# Records of each key that are sent by the new partition count.
 AFTERWARDS = 20
-"""Records of each key that are sent by the new number."""
 
 
 class Producer:

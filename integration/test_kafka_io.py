@@ -11,7 +11,6 @@ import attrs
 import pytest
 from domain import opened
 from kafka import KafkaProducer
-from kafka import TopicPartition as KafkaPartition
 from kafka.admin import KafkaAdminClient
 from logs import LATE_S, TIMEOUT_MS, read, sent
 from slices import HANG_S
@@ -413,4 +412,3 @@ def test_reading_a_deleted_data_partition_returns_no_records(topics, settings, u
     admin.close()
     assert reader.poll(200, 1) == {}
     reader.close(TIMEOUT_MS)
-    assert KafkaPartition(*place) == place

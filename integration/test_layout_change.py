@@ -18,8 +18,8 @@ COUNTS = (4, 8, 16, 8)
 NAMES = ("a", "b")
 DATA_PARTITIONS = 12
 H_MS = 10_000
+# Without a handoff, a takeover of a key takes two intervals.
 GAP_MS_MAX = H_MS
-"""A moving key is in use again long before anybody could take it over."""
 
 
 class Producer:

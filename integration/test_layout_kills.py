@@ -22,8 +22,8 @@ COUNTS = slice_of(quick=(4, 8, 4), full=(4, 8, 16, 8))
 DATA_PARTITIONS = 12
 H_MS = 2_000
 TEAM = {"a": "fast", "b": "kafka-python", "c": "fast"}
+# Interval of snapshots: a restarted member finds one of an earlier count.
 KEEP_MS = 500
-"""So often snapshots are written: who is restarted finds one of an earlier count."""
 PROGRAM = Path(journal.__file__).with_name("resize_program.py")
 
 

@@ -21,6 +21,7 @@ from kafka_marshal.transactions import SUFFIX
 
 PROGRAM = Path(waiting.__file__).with_name("output_program.py")
 RECORDS, BATCH = 24, 4
+# When a worker is stopped, and how many transactions it has committed by then.
 MOMENTS = {
     "before opening": 0,
     "opened": 0,
@@ -29,7 +30,6 @@ MOMENTS = {
     "marked": 1,
     "committed": 1,
 }
-"""When a worker is stopped, and how many transactions it has committed by then."""
 FAULTS = {
     "no progress": ("committed", signal.SIGKILL),
     "no fence": ("sent", signal.SIGSTOP),

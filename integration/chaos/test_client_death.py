@@ -166,7 +166,7 @@ def test_a_client_that_hangs_keeps_its_claims(domain, hosts, fleet, group, uniqu
     topic, victim, successor = mortal(domain, hosts, fleet)
     before = claims_of(domain, group)
     victim.signal(signal.SIGSTOP)
-    see_another_die(domain, hosts, unique)
+    wait_for_another_death(domain, hosts, unique)
     assert claims_of(domain, group) == before
     victim.signal(signal.SIGCONT)
     wait_both_work(domain, topic, victim, successor)
@@ -187,7 +187,7 @@ def test_a_client_that_loses_its_connection_keeps_its_claims(
     client.wait_has(2)
     before = claims_of(domain, group)
     client.close()
-    see_another_die(domain, hosts, unique)
+    wait_for_another_death(domain, hosts, unique)
     assert claims_of(domain, group) == before
     # It comes back as the same process, and nothing had moved.
     again = PlainClient(hosts[0], group, "loner")
@@ -220,7 +220,7 @@ def test_living_children_keep_the_claims_of_their_dead_parent(
         parent.kill()
         parent.wait(30)
         parent.stdout.close()
-        see_another_die(domain, hosts, unique)
+        wait_for_another_death(domain, hosts, unique)
         assert owners(domain, group) == {0: "host-a"}
         assert not released(domain, group, "client_died")
     finally:
@@ -291,7 +291,7 @@ def figure(host, name, **labels):
     return None
 
 
-def see_another_die(domain, hosts, unique):
+def wait_for_another_death(domain, hosts, unique):
     """Let another process of host-a die; return when its claim is released.
 
     By then earlier deaths would have had their effect, too.

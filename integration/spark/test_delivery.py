@@ -7,7 +7,7 @@ import postgres
 import pytest
 import spark_program
 from domain import opened
-from drivers import UNDONE, Leavings, Supervised
+from drivers import UNDONE, QueryFolder, Supervised
 from pyspark import cloudpickle
 from waiting import eventually
 
@@ -53,7 +53,7 @@ def run(spark, domain, database, *, query, home, kinds):
         "includeToken": "true",
         "maxOffsetsPerTrigger": str(BATCH),
     }
-    left = Leavings(home)
+    left = QueryFolder(home)
     local = spark.sparkContext.getConf().get("spark.local.dir")
     settings = {
         "queries": {query: options},

@@ -64,7 +64,7 @@ class Supervised:
         self.query.stop()
 
 
-class Leavings:
+class QueryFolder:
     """The journals and accidents of queries in a folder."""
 
     def __init__(self, home: Path) -> None:
@@ -96,7 +96,7 @@ class Leavings:
         return {path.name for path in self.accidents.iterdir()}
 
 
-class Drivers(Leavings):
+class Drivers(QueryFolder):
     """The drivers of one test, which share a journal and a database."""
 
     def __init__(self, home: Path, dsn: str) -> None:

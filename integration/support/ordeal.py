@@ -229,7 +229,7 @@ class Ordeal:
 
             def look(fleet=fleet, wanted=wanted):
                 if is_replacing:
-                    self.replace_the_fallen()
+                    self.replace_ended_workers()
                 seen = {each["partition"] for each in fleet.handled_since(since)}
                 return seen >= wanted
 
@@ -367,7 +367,7 @@ class Ordeal:
 
     # --- workers that end, and logs that lose records
 
-    def replace_the_fallen(self) -> None:
+    def replace_ended_workers(self) -> None:
         """Restart workers that ended with an error under other names; note why."""
         for delivery, fleet in self.fleets.items():
             for worker in list(fleet.workers):

@@ -121,7 +121,7 @@ class Query:
         self.ranges.close()
 
 
-class Untold:
+class LateRanges:
     """Ranges of a process that reads its claims back late."""
 
     def __init__(self, ranges, cluster, delay_ms):
@@ -358,11 +358,11 @@ def test_a_range_held_by_another_owner_is_dropped_at_once():
     assert other.held
 
 
-def untold(cluster, checkpoint, delay_ms):
+def query_with_late_ranges(cluster, checkpoint, delay_ms):
     """Return a query whose claims are in the log before it is notified of them."""
     query = Query(cluster, checkpoint)
     cluster.run_until(query.ranges.held, 6 * H)
-    query.claims.ranges = Untold(query.ranges, cluster, delay_ms)
+    query.claims.ranges = LateRanges(query.ranges, cluster, delay_ms)
     assert not query.claims.ranges.held()
     return query
 
@@ -372,14 +372,14 @@ def test_a_range_under_a_pending_own_claim_is_read():
     query = Query(cluster, checkpoint)
     query.plan(Limit(most=4))
     query.crash()
-    query = untold(cluster, checkpoint, H // 2)
+    query = query_with_late_ranges(cluster, checkpoint, H // 2)
     assert query.read() == {0: [0, 1, 2, 3]}
 
 
 def test_planning_waits_for_a_pending_own_claim():
     """Otherwise a run with availableNow would end without records."""
     cluster = world(records=(4,))
-    query = untold(cluster, [], H // 2)
+    query = query_with_late_ranges(cluster, [], H // 2)
     query.claims.fix_target()
     assert query.batch() == {0: [0, 1, 2, 3]}
 

@@ -309,7 +309,7 @@ def test_a_failed_query_closes_the_log(monkeypatch):
     assert log.is_closed
 
 
-class Begun:
+class TruncatedLog:
     """Partitions that return up to 100 entries each per poll, from their start on."""
 
     def __init__(self, logs, start=0):
@@ -354,7 +354,7 @@ class Begun:
 
 
 def required(monkeypatch, logs, **rest):
-    log = Begun(logs, **rest)
+    log = TruncatedLog(logs, **rest)
     monkeypatch.setattr(folding, "open_coordination_log", lambda *_, **__: log)
     try:
         require_coordination_log(Source(coordination_topic="orders"))
