@@ -24,8 +24,9 @@ def _soon(monkeypatch):
 
 
 @pytest.fixture
-def domain(broker, unique):
-    with opened(broker, unique, h_ms=1_000, partitions=2) as domain:
+def domain(broker, unique, request):
+    h_ms = getattr(request, "param", 1_000)
+    with opened(broker, unique, h_ms=h_ms, partitions=2) as domain:
         yield domain
 
 
@@ -44,6 +45,9 @@ def moment():
     return instant(now_ms)
 
 
+# At most once, records are lost with an append that has no outcome in half an interval:
+# on a busy machine a short interval is not enough for a test that expects them all.
+@pytest.mark.parametrize("domain", [3_000], indirect=True)
 def test_claims_and_history_are_read_from_each_keys_partition_over_time(
     domain, unique, tmp_path
 ):
