@@ -1,4 +1,4 @@
-"""Limits of tests, and Hypothesis profiles: repeatable by default."""
+"""Time limits of tests, and Hypothesis profiles; the default one is repeatable."""
 
 import os
 
@@ -11,7 +11,7 @@ from limits import (  # noqa: F401 - hooks
 )
 from slices import deselect_proof as pytest_collection_modifyitems  # noqa: F401
 
-# The same examples in each run: a red build is red again when looked at.
+# The same examples in each run: a failed build fails again.
 settings.register_profile(
     "ci",
     derandomize=True,
@@ -20,7 +20,7 @@ settings.register_profile(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-# New examples in each run, for looking for trouble: HYPOTHESIS_PROFILE=dev.
+# New examples in each run, to find more failures: HYPOTHESIS_PROFILE=dev.
 settings.register_profile("dev", deadline=None, print_blob=True, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
