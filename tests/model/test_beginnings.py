@@ -1,4 +1,4 @@
-"""Every small log of a partition that comes into use, read from each place (10.2)."""
+"""Every small log of a partition that comes into use, read from each offset (10.2)."""
 
 import beginvariants as planted
 import pytest
@@ -23,7 +23,9 @@ SEARCHED = slice_of(quick=WORLDS, full=WORLDS | LARGER_WORLDS)
 
 
 @pytest.mark.parametrize("world", SEARCHED)
-def test_who_knows_the_state_has_that_of_the_whole_log(world, record_property):
+def test_a_reader_that_knows_the_state_agrees_with_the_whole_log(
+    world, record_property
+):
     found = search(BeginModel(**SEARCHED[world]))
     record_property("states", found.states)
     assert found.broken is None, str(found)
@@ -48,10 +50,10 @@ def test_the_table_lists_every_variant():
 @pytest.mark.parametrize(
     ("plant", "world"), PLANTED, ids=[each[0].__name__ for each in PLANTED]
 )
-def test_a_broken_rule_is_found(monkeypatch, plant, world):
+def test_a_broken_fence_or_reader_breaks_the_listed_rule(monkeypatch, plant, world):
     plant(monkeypatch)
     assert_found(BeginModel(**WORLDS[world]), BROKEN[plant.__name__][1])
 
 
-def test_a_broken_writer_is_found():
+def test_a_broken_writer_breaks_the_listed_rule():
     assert_found(BeginModel(mistake=PROBE_LATE), BROKEN[PROBE_LATE][1])

@@ -1,4 +1,4 @@
-"""Every way of one key through the growth of its topic (PROTOCOL 9.10)."""
+"""Every interleaving of a topic's growth with the records of one key (9.10)."""
 
 import pytest
 import variants
@@ -17,7 +17,7 @@ from search import search
 pytestmark = pytest.mark.model
 
 
-def test_a_key_keeps_its_order_and_is_read_to_the_end(record_property):
+def test_a_growing_topic_keeps_the_order_and_records_of_a_key(record_property):
     model = GrowthModel()
     found = search(model, goal=model.is_over)
     record_property("states", found.states)
@@ -42,7 +42,7 @@ def test_the_table_lists_every_variant():
 
 
 @pytest.mark.parametrize("plant", PLANTED)
-def test_a_broken_growth_is_found(monkeypatch, plant):
+def test_a_broken_growth_breaks_the_listed_rule(monkeypatch, plant):
     plant(monkeypatch)
     found = search(GrowthModel())
     print(found)  # noqa: T201 - the way there, shown with -s

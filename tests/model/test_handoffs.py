@@ -27,7 +27,9 @@ LARGER_WORLDS = WORLDS | {"pauses": {"crashes": False, "pauses": True}}
 
 
 @pytest.mark.parametrize("world", slice_of(quick=WORLDS, full=LARGER_WORLDS))
-def test_one_holder_at_a_time_and_drains_for_warm_successors(world, record_property):
+def test_a_key_has_one_holder_and_drains_only_for_a_warm_successor(
+    world, record_property
+):
     found = search(HandoffModel(**LARGER_WORLDS[world]))
     record_property("states", found.states)
     assert found.broken is None, str(found)
@@ -35,8 +37,8 @@ def test_one_holder_at_a_time_and_drains_for_warm_successors(world, record_prope
 
 
 @pytest.mark.parametrize("world", slice_of(quick={"calm": CALM}, full=LARGER_WORLDS))
-def test_the_key_is_always_owned_in_the_end(world):
-    """Without more faults: also where the other is silent, and where it is ready."""
+def test_a_key_can_always_get_an_owner(world):
+    """Faults end; the other client may be silent for ever, or ready for the key."""
     found = stuck(HandoffModel(**(LARGER_WORLDS | {"calm": CALM})[world]))
     assert found is None
 
@@ -62,17 +64,17 @@ def test_the_table_lists_every_variant():
 
 
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
-def test_a_broken_fold_is_found(monkeypatch, plant):
+def test_a_broken_fold_breaks_the_listed_rule(monkeypatch, plant):
     plant(monkeypatch)
     assert_found(HandoffModel(), PLANTED[plant])
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_broken_client_is_found(mistake):
+def test_a_broken_client_breaks_the_listed_rule(mistake):
     assert_found(HandoffModel(mistake=mistake), MISTAKES[mistake])
 
 
-def test_an_offer_that_refuses_claims_is_found(monkeypatch):
+def test_an_offer_that_refuses_claims_blocks_the_key(monkeypatch):
     STUCK(monkeypatch)
     found = stuck(HandoffModel(**CALM))
     assert found is not None

@@ -1,4 +1,4 @@
-"""Every order of a set position and a change of the count (PROTOCOL 8, 10)."""
+"""Every interleaving of a set position and a change of the count (PROTOCOL 8, 10)."""
 
 import layoutvariants as planted
 import pytest
@@ -13,8 +13,8 @@ KEYS = [(STAYS,), (MOVES,), (STAYS, ELSEWHERE), (MOVES, ELSEWHERE), (STAYS, MOVE
 
 @pytest.mark.parametrize("keys", KEYS, ids="-".join)
 @pytest.mark.parametrize("counts", [(2, 4), (4, 8)])
-def test_a_set_position_ends_as_its_home_decided(counts, keys, record_property):
-    """S8, 8.4, and that both come to an end whatever the admin leaves."""
+def test_a_set_position_is_resolved_as_its_home_decided(counts, keys, record_property):
+    """S8, 8.4, and that both end, wherever the admin stops."""
     model = LayoutHomeModel(counts, keys)
     found = search(model, goal=model.is_over)
     record_property("states", found.states)
@@ -36,13 +36,13 @@ def test_the_table_lists_every_variant():
 
 
 @pytest.mark.parametrize("plant", PLANTED)
-def test_a_broken_fold_is_found(monkeypatch, plant):
+def test_a_broken_fold_breaks_the_listed_rule(monkeypatch, plant):
     plant(monkeypatch)
     model = LayoutHomeModel((4, 8))
     assert_found(model, BROKEN[plant.__name__][0], goal=model.is_over)
 
 
-def test_a_broken_admin_is_found():
-    """It counts the pause of a partition that was behind the others."""
+def test_a_broken_admin_breaks_the_listed_rule():
+    """The admin counts the pause of a partition that was behind the others."""
     model = LayoutHomeModel((4, 8), mistake=COUNT_ANY_PAUSE)
     assert_found(model, BROKEN[COUNT_ANY_PAUSE][0], goal=model.is_over)

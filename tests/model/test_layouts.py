@@ -70,8 +70,8 @@ SEARCHED = slice_of(quick=ALL, full=ALL | LARGER_WORLDS)
 
 
 @pytest.mark.parametrize("world", SEARCHED)
-def test_a_key_that_moves_has_one_owner_and_always_a_way_to_one(world, record_property):
-    """S3, S4 and S7 over all partitions; what is final never changes."""
+def test_a_moving_key_has_one_owner_and_can_always_get_one(world, record_property):
+    """S3, S4 and S7 over all partitions; a final key never changes."""
     model = LayoutModel(**SEARCHED[world])
     found = search(model, goal=model.is_there)
     record_property("states", found.states)
@@ -91,8 +91,8 @@ SENT = slice_of(quick=IN_FLIGHT, full=IN_FLIGHT | MORE_IN_FLIGHT)
 
 
 @pytest.mark.parametrize("world", SENT)
-def test_records_under_way_reach_nothing_that_others_do_not(world, record_property):
-    """So the worlds above, in which all land at once, have any number under way."""
+def test_delayed_records_reach_no_additional_states(world, record_property):
+    """So the worlds above, in which records land at once, cover delayed records."""
     options = dict(SENT[world])
     few = reachable(LayoutModel(**options | {"in_flight": 0}))
     many = reachable(LayoutModel(**options))
@@ -105,8 +105,8 @@ STAYING = {"stays-in-a-source": (1, 2), "stays-in-a-target": (2, 1)}
 
 
 @pytest.mark.parametrize("world", STAYING)
-def test_a_key_that_stays_notices_nothing(world, record_property):
-    """Each verdict about it is that of a partition without the change."""
+def test_a_change_does_not_affect_a_key_that_stays(world, record_property):
+    """Each verdict about the key is that of a partition without the change."""
     found = search(StayingModel(STAYING[world]))
     record_property("states", found.states)
     assert found.broken is None, str(found)
@@ -156,14 +156,14 @@ def test_the_table_lists_every_variant():
 @pytest.mark.parametrize(
     ("plant", "mistake", "world"), PLANTED, ids=[each[0].__name__ for each in PLANTED]
 )
-def test_a_broken_fold_is_found(monkeypatch, plant, mistake, world):
+def test_a_broken_fold_breaks_the_listed_rule(monkeypatch, plant, mistake, world):
     plant(monkeypatch)
     model = LayoutModel(**ALL[world], mistake=mistake)
     assert_found(model, BROKEN[plant.__name__][1], goal=model.is_there)
 
 
 @pytest.mark.parametrize(("mistake", "world"), MISTAKES)
-def test_a_broken_writer_is_found(mistake, world):
+def test_a_broken_writer_breaks_the_listed_rule(mistake, world):
     model = LayoutModel(**ALL[world], mistake=mistake)
     assert_found(model, BROKEN[mistake][1], goal=model.is_there)
 
@@ -171,12 +171,14 @@ def test_a_broken_writer_is_found(mistake, world):
 @pytest.mark.parametrize(
     ("plant", "world"), NOTICED, ids=[each[0].__name__ for each in NOTICED]
 )
-def test_what_a_key_that_stays_notices_is_found(monkeypatch, plant, world):
+def test_a_fold_that_affects_a_staying_key_breaks_the_listed_rule(
+    monkeypatch, plant, world
+):
     plant(monkeypatch)
     assert_found(StayingModel(STAYING[world]), BROKEN[plant.__name__][1])
 
 
 @pytest.mark.parametrize("mistake", [DONE_EARLY, END_EARLY, KEEP_THE_ERA])
-def test_the_fold_refuses_what_would_break_it(mistake):
-    """The variants above need a writer that tries."""
+def test_the_fold_refuses_the_records_of_a_broken_writer(mistake):
+    """So some variants above need a broken fold and a broken writer."""
     assert search(LayoutModel(mistake=mistake)).broken is None

@@ -1,4 +1,4 @@
-"""Every way of a key that stays where a log loses what it followed (PROTOCOL 10.9)."""
+"""A key that stays, where its log loses Configs or fences: every state (10.9)."""
 
 import pytest
 import variants
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.model
 
 
 @pytest.mark.parametrize("history", HISTORIES)
-def test_tokens_grow_whatever_is_lost(history, record_property):
+def test_tokens_grow_whichever_records_a_log_loses(history, record_property):
     model = LostChangeModel(history)
     found = search(model, goal=model.is_over)
     record_property("states", found.states)
@@ -57,7 +57,7 @@ def test_the_table_lists_every_variant():
         (forget_what_was_read, LostConfigModel()),
     ],
 )
-def test_a_broken_member_is_found(monkeypatch, plant, model):
+def test_a_broken_member_breaks_the_listed_rule(monkeypatch, plant, model):
     plant(monkeypatch)
     found = search(model, goal=model.is_over)
     print(found)  # noqa: T201 - the way there, shown with -s

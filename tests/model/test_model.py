@@ -1,7 +1,7 @@
-"""Every state of small worlds, with the product's fold and ladders (PROTOCOL 11).
+"""Every state of small worlds, with the product's fold and claims (PROTOCOL 11).
 
-``make model`` searches the larger ones. What holds, holds in every state that can
-be reached; what does not is shown with the shortest way there.
+``make model`` searches the larger worlds. A rule that no search breaks holds in every
+reachable state; for one that is broken, the search prints the shortest trace.
 """
 
 import pytest
@@ -49,8 +49,8 @@ GRANTS = slice_of(quick=GRANTS, full=LARGER_GRANTS)
 
 
 @pytest.mark.parametrize("world", LEASES)
-def test_one_holder_at_a_time(world, record_property):
-    """S4, and S1 and S7 on the way."""
+def test_a_key_has_at_most_one_holder_at_a_time(world, record_property):
+    """S4, and with it S1 and S7."""
     found = search(LeaseModel(**LEASES[world]))
     record_property("states", found.states)
     assert found.broken is None, str(found)
@@ -58,8 +58,8 @@ def test_one_holder_at_a_time(world, record_property):
 
 
 @pytest.mark.parametrize("world", GRANTS)
-def test_nothing_is_processed_twice(world, record_property):
-    """S3, S10 and no gap between grants (6.3), whatever the clocks do."""
+def test_no_offset_is_processed_twice(world, record_property):
+    """S3, S10 and no gap between grants (6.3), for any clocks."""
     found = search(GrantModel(**GRANTS[world]))
     record_property("states", found.states)
     assert found.broken is None, str(found)
@@ -68,7 +68,7 @@ def test_nothing_is_processed_twice(world, record_property):
 
 CALM = {"crashes": False, "gives_up": False}
 BROKEN_LEASES = [
-    # What is planted in the product, and what in the client that is modelled.
+    # A mistake planted in the product, and one in the modelled client.
     pytest.param(variants.any_beat_owns, {}, "S1", id="no-epoch-check-on-beats"),
     pytest.param(
         variants.renew_while_paused, {"pauses": True} | CALM, "S4", id="renew-in-pause"
@@ -115,7 +115,7 @@ BROKEN_GRANTS = [
 ]
 
 
-def test_the_table_lists_what_is_planted_in_small_worlds():
+def test_the_table_lists_every_variant_of_small_worlds():
     found = {}
     for plant, _, rule in (each.values for each in (*BROKEN_LEASES, *BROKEN_GRANTS)):
         if plant is not None:
@@ -125,7 +125,7 @@ def test_the_table_lists_what_is_planted_in_small_worlds():
 
 
 @pytest.mark.parametrize(("plant", "options", "invariant"), BROKEN_LEASES)
-def test_a_broken_lease_is_found(monkeypatch, plant, options, invariant):
+def test_a_broken_lease_breaks_its_invariant(monkeypatch, plant, options, invariant):
     if plant is not None:
         plant(monkeypatch)
     found = search(LeaseModel(**options))
@@ -136,7 +136,7 @@ def test_a_broken_lease_is_found(monkeypatch, plant, options, invariant):
 
 
 @pytest.mark.parametrize(("plant", "options", "clause"), BROKEN_GRANTS)
-def test_a_broken_grant_is_found(monkeypatch, plant, options, clause):
+def test_a_broken_grant_breaks_its_clause(monkeypatch, plant, options, clause):
     plant(monkeypatch)
     found = search(GrantModel(**options))
     print(found)  # noqa: T201 - the way there, shown with -s

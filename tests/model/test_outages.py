@@ -1,8 +1,8 @@
-"""Every way of a lease through an outage of its coordinating partition (PROTOCOL 5.2).
+"""A lease in an outage of its coordinating partition: every state (PROTOCOL 5.2).
 
-Leases and verdicts are the product's. Both bounds are exact: what hands out for a
-thirtieth of an interval less is interrupted, and what lasts a thirtieth longer is not
-safe.
+Leases and verdicts are the product's. Both bounds are exact: an owner that hands out
+for a thirtieth of an interval less is interrupted, and a lease that lasts a thirtieth
+longer is not safe.
 """
 
 import pytest
@@ -22,7 +22,7 @@ FAULTY = {"is_sound": False, "units_per_h": 10}
 
 
 @pytest.mark.parametrize("world", [SOUND, FAULTY], ids=["sound", "faulty"])
-def test_an_outage_up_to_h_interrupts_no_owner_and_none_outlives_its_lease(
+def test_an_outage_up_to_h_interrupts_no_owner_and_admits_no_second(
     world, record_property
 ):
     found = search(OutageModel(**world))
@@ -44,11 +44,11 @@ def test_the_table_lists_every_variant():
 
 
 @pytest.mark.parametrize(("plant", "world"), PLANTED)
-def test_a_broken_lease_is_found(monkeypatch, plant, world):
+def test_a_broken_lease_breaks_the_listed_rule(monkeypatch, plant, world):
     plant(monkeypatch)
     assert_found(OutageModel(**world), BROKEN[plant.__name__][0])
 
 
-def test_an_outage_beyond_the_bound_is_found():
-    """An outage of one interval is the longest that a lease allows for."""
+def test_an_outage_longer_than_h_interrupts_the_owner():
+    """A lease outlasts an outage of one interval, and no longer one."""
     assert_found(OutageModel(**SOUND, outage=31), "L2")

@@ -33,6 +33,6 @@ def test_each_record_is_written_once(record_property):
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_broken_owner_is_found(mistake):
+def test_a_broken_owner_loses_or_repeats_a_record(mistake):
     found = search(OutputModel(claims=4, mistake=mistake))
     assert found.broken == MISTAKES[mistake], str(found)

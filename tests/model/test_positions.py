@@ -70,8 +70,8 @@ LARGER_WORLDS = {
 
 
 @pytest.mark.parametrize("world", slice_of(quick=WORLDS, full=LARGER_WORLDS))
-def test_all_keys_are_set_or_none(world, record_property):
-    """S8, S4, S3 beyond what was set, 8.3, 8.5, and that all are unlocked."""
+def test_an_operation_sets_all_its_keys_or_none(world, record_property):
+    """S8, S4, S3 above the set position, 8.3, 8.5, and that all keys are unlocked."""
     options = slice_of(quick=WORLDS, full=LARGER_WORLDS)[world]
     model = PositionsModel(**options)
     found = search(model)
@@ -81,12 +81,12 @@ def test_all_keys_are_set_or_none(world, record_property):
     assert model.moved() == set(model.operations)
 
 
-def test_a_state_of_the_product_is_kept_as_it_is():
-    """Whatever the model drops, it does not find again, so it must not decide."""
+def test_a_model_state_survives_conversion_to_product_state():
+    """So the details that the model drops decide nothing."""
     model = PositionsModel(**WORLDS["recreated-topic"])
     assert search(model).broken is None
     for at in (HOME, OTHER):
-        # A part does not know where it is, and fits either place.
+        # A part does not record its partition, and fits either one.
         for part in model.parts():
             state = model.state(at, part.fold)
             assert model.view(at, state) == part.fold
@@ -136,13 +136,13 @@ def test_the_table_lists_every_variant():
 @pytest.mark.parametrize(
     ("plant", "world"), PLANTED, ids=[plant.__name__ for plant, _ in PLANTED]
 )
-def test_a_broken_fold_is_found(monkeypatch, plant, world):
+def test_a_broken_fold_breaks_the_listed_rule(monkeypatch, plant, world):
     plant(monkeypatch)
     assert_found(PositionsModel(**WORLDS[world]), BROKEN[plant.__name__][1])
 
 
 @pytest.mark.parametrize(("mistake", "world"), MISTAKES)
-def test_a_broken_tool_is_found(monkeypatch, mistake, world):
+def test_a_broken_tool_breaks_the_listed_rule(monkeypatch, mistake, world):
     if mistake == COMMIT_PER_PARTITION:
         variants.commit_per_partition(monkeypatch)
     assert_found(PositionsModel(**WORLDS[world], mistake=mistake), BROKEN[mistake][1])
@@ -152,8 +152,10 @@ def test_a_broken_tool_is_found(monkeypatch, mistake, world):
     ("plant", "mistake"),
     [(None, RESOLVE_HOME_FIRST), (variants.decide_over_a_verdict, None)],
 )
-def test_locks_hide_it_from_an_operation_of_the_same_keys(monkeypatch, plant, mistake):
-    """Why the worlds with a second operation of other keys are needed."""
+def test_two_operations_of_the_same_keys_do_not_show_the_mistake(
+    monkeypatch, plant, mistake
+):
+    """So worlds whose second operation has other keys are needed."""
     if plant is not None:
         plant(monkeypatch)
     world = WORLDS["two-operations"]

@@ -33,5 +33,5 @@ def test_the_table_lists_every_variant():
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_broken_owner_is_found(mistake):
+def test_a_broken_owner_breaks_the_listed_rule(mistake):
     assert_found(SeekModel(records=3, mistake=mistake), BROKEN[mistake][0])

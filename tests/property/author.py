@@ -1,8 +1,8 @@
-"""Writes random logs that go where rules meet.
+"""Writes random logs that often reach the boundaries of rules.
 
-Few clients, few keys, tiny limits, and a time that likes to stop exactly at, one
-before and one after whatever is about to end. What is written depends on the world
-so far, as the naive twin sees it: an owner that beats must know its epoch.
+Few clients, few keys, tiny limits; log time often stops exactly at a deadline, or one
+millisecond before or after it. Each record depends on the state so far, as the naive
+twin has it: the heartbeat of an owner needs the right epoch.
 
 Every choice goes through ``pick``, so that the same author serves Hypothesis, which
 shrinks a failure, and a plain seeded generator, which is fast.
@@ -82,7 +82,7 @@ Pick = Callable[[Sequence[Any]], Any]
 
 
 def picker(choices: bytes) -> Pick:
-    """Return a pick that spends a byte a choice, then always takes the first."""
+    """Return a pick that uses one byte per choice, and the first option after them."""
     left = iter(choices)
     return lambda options: options[next(left, 0) % len(options)]
 
@@ -92,7 +92,7 @@ def incarnation(client, life):
 
 
 class Author:
-    """Writes one log in text form; ``naive`` the caller folds it by ``naive``."""
+    """Writes one log in text form; the caller folds each entry with ``naive``."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Author:
         return entry
 
     def rather(self, move):
-        """Return a move that has a chance, most often: set positions need a pause."""
+        """Return a move that is mostly possible now: set positions need a pause."""
         is_locked = any(state["lock"] for state in self.naive.keys.values())
         is_open = any(not one["resolved"] for one in self.naive.verdicts.values())
         if is_locked or is_open:
@@ -167,7 +167,7 @@ class Author:
         self.now += self.pick(steps)
 
     def ends(self):
-        """Return how long it takes until something that lasts would end."""
+        """Return the time until a lease, pause or other deadline ends."""
         c = self.naive.c
         for state in self.naive.keys.values():
             if state["owner"] is not None:
@@ -187,7 +187,7 @@ class Author:
             for pause in group.values():
                 yield pause["begin"] - self.now
 
-    # --- Who and what ---
+    # --- Senders and keys ---
 
     def sender(self):
         client = self.pick(CLIENTS)
@@ -209,7 +209,7 @@ class Author:
         }
 
     def owner(self):
-        """Return what an owner says, most often a real one of the right epoch."""
+        """Return the claim fields of an owner, mostly a real one with its epoch."""
         fields = self.sender() | self.key() | {"epoch": self.pick(range(4))}
         known = sorted(self.naive.keys)
         owned = [key for key in known if self.naive.keys[key]["owner"] is not None]
@@ -272,7 +272,7 @@ class Author:
         return self.claim(resume={})
 
     def take_up(self, fields, state):
-        """Let a claim take up a former life, most often the right one."""
+        """Add a Resume to a claim, mostly one of the right earlier incarnation."""
         client, life = fields["client_id"], fields["incarnation"]
         epoch, secret = 0, self.pick(SECRETS)
         if state is not None:
@@ -318,7 +318,7 @@ class Author:
         return self.payload("HandoffOffer", fields, *names)
 
     def ready(self):
-        """Report ready, most often as the successor of an offer that is open."""
+        """Return a HandoffReady, mostly of the successor in an open offer."""
         offered = [
             key for key in sorted(self.naive.keys) if self.naive.keys[key]["offer"]
         ]
@@ -362,7 +362,7 @@ class Author:
         )
 
     def direct(self):
-        """Drain or cordon, change that, or end it."""
+        """Return a Directive that begins, changes or ends a drain or a cordon."""
         fields = self.sender() | {"op_id": self.pick(OPS), "reason": None}
         fields["group_id"] = self.pick(GROUPS)
         fields["action"] = self.pick(("drain", "cordon"))
@@ -436,7 +436,7 @@ class Author:
             data["scope"] = self.pick((scope, scope, data["scope"]))
             if self.pick((True, False)):
                 del data["scope"]
-                return pause  # begins at once, ends, or is cancelled
+                return pause  # it begins at once, ends, or cancels a scheduled one
         begin = self.naive.m + self.pick((-1, 0, 1, 1, H, H, 2 * H, 4 * H))
         far = self.naive.m + 30 * 86_400_000 + self.pick((0, 1))
         begin = max(0, self.pick((*[begin] * 15, far)))
@@ -448,7 +448,7 @@ class Author:
         return self.payload("PauseGroup", data, *names)
 
     def operation(self):
-        """Return what an admin sends, most often of an operation that goes on."""
+        """Return the operation fields of an admin, mostly of an open operation."""
         fields = self.sender() | {"op_id": self.pick(OPS)}
         fields["plan_digest"] = self.pick((*PLANS[:1] * 8, *PLANS[1:]))
         pauses = sorted(self.naive.pauses)
@@ -554,7 +554,7 @@ class Author:
         }
 
     def layout_fence(self):
-        """Change the count, most often from the one in force."""
+        """Return a LayoutFence, mostly one from the count in force."""
         data = self.config()["data"]
         old = self.naive.config
         before = (self.k if old is None else old["K"]) + self.pick((0,) * 9 + (1,))
@@ -581,7 +581,7 @@ class Author:
         return self.payload("LayoutFence", fields, "op_id", "from_count", "config")
 
     def layout_import(self):
-        """Import keys that most often belong here, or end that of a source."""
+        """Return an import of keys, most of which belong here, or a Done."""
         fields = self.admin() | {"source_offset": 9, "digest": "dd" * 16}
         layout = self.naive.layout or {"sources": [], "from_count": 1}
         sources = [each["partition"] for each in layout["sources"]] or [0]
@@ -602,7 +602,7 @@ class Author:
         return self.payload("LayoutDone", fields, *names)
 
     def layout_groups(self):
-        """Import settings and directives that most often belong here."""
+        """Return an import of settings and directives, most of which belong here."""
         fields = self.admin() | {"source_offset": 9}
         layout = self.naive.layout or {"sources": [], "from_count": 1}
         sources = [each["partition"] for each in layout["sources"]] or [0]
@@ -668,7 +668,7 @@ class Author:
         }
 
     def grow(self):
-        """Announce a growth, end or withdraw one, most often of what there is."""
+        """Return a DataGrowth: announced, ended or withdrawn, mostly a known one."""
         fields = self.admin() | {
             "topic": self.pick(("t", "t", "u", "v")),
             "topic_id": self.pick((None, *TOPIC_IDS)),

@@ -2,10 +2,10 @@
 
 It reads the text form of a log, keeps plain dictionaries, has no index of anything
 and shares not a line with the product, not even the hash. Where both agree on random
-logs, a mistake has to be in the protocol itself or made twice.
+logs, a mistake is in the protocol itself or was made in both.
 
 Numbers in comments are clauses of the protocol. Members are soft and informative:
-the twin has no opinion on them beyond that they change nothing else (ANYTHING).
+the twin accepts any outcome of them (ANYTHING), but no other change of the state.
 """
 
 from hashlib import sha256
@@ -69,7 +69,7 @@ def murmur3(data: bytes) -> int:
 
 
 class Naive(Growths, Layouts, Positions, Pauses, Plans):
-    """The world of one coordinating partition."""
+    """The state of one coordinating partition."""
 
     def __init__(self, partition):
         self.t = partition
@@ -82,9 +82,9 @@ class Naive(Growths, Layouts, Positions, Pauses, Plans):
         self.pauses = {}
         self.scheduled = {}  # of each group: op to pause
         self.scoped = {}  # of each group and op: pause of some partitions
-        self.over = []  # (offset, group, op), as they were noted
+        self.over = []  # (offset, group, op) of ended operations, in log order
         self.verdicts = {}
-        self.fences = []  # (offset, group, client, incarnation), as they were noted
+        self.fences = []  # (offset, group, client, incarnation), in log order
         self.directives = {}  # of each group and op
         self.settings = {}  # of each group: all fields by name
         self.plans = {}  # of each group: generation, log time of the last Plan
@@ -146,7 +146,7 @@ class Naive(Growths, Layouts, Positions, Pauses, Plans):
         return self.transition(entry, "accepted", effect=effect, key=key, detail=detail)
 
     def several(self, entry, kind, data, named):
-        """Fold a record that may have a transition for each of its keys."""
+        """Fold a record that has one transition for each of its keys."""
         if not self.has_level_2():  # 3.3
             return [self.transition(entry, "ignored", reason="level")]
         try:
@@ -221,7 +221,7 @@ class Naive(Growths, Layouts, Positions, Pauses, Plans):
         while len(self.over) > self.limit("operations"):
             self.over.remove(min(self.over))
 
-    def drop_groups(self):  # 4.9: what a group had goes with it
+    def drop_groups(self):  # 4.9
         for group in set(self.verdicts) - self.groups():
             del self.verdicts[group]
 
@@ -390,14 +390,14 @@ class Naive(Growths, Layouts, Positions, Pauses, Plans):
     def install(self, entry, data, state):
         state["owner"] = (data["client_id"], data["incarnation"])
         state["epoch"] = entry["offset"]
-        # 4.10: the era of the epoch, whatever Config comes later.
+        # 4.10: a later Config does not change the era of a claim.
         state["token"] = (self.config["era"], entry["leader_epoch"], entry["offset"])
         state["renewed"] = state["active"] = self.c
         state["h"] = self.config["heartbeat_interval_ms"]
         state["resume_hash"] = data["resume_hash"]
-        state["offer"] = None  # 9.4: whatever it was, it is over
+        state["offer"] = None  # 9.4: a claim ends any offer
 
-    # --- What owners write ---
+    # --- Records of owners ---
 
     def owned(self, data, key):  # 2.3, 4.5
         if self.config is None:
@@ -736,7 +736,7 @@ class Naive(Growths, Layouts, Positions, Pauses, Plans):
         return state["token"] if state["epoch"] else (self.config["era"], 0, 0)
 
     def operations(self):
-        """Return what 4.13, 8 and 9 keep, with the elements of the items in 4."""
+        """Return the state of 4.13, 8 and 9, in the items of 4."""
         named = [(key, self.keys[key]) for key in sorted(self.keys)]
         return {
             "locks": {

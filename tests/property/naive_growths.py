@@ -1,4 +1,4 @@
-"""The part of the twin that keeps growths of data topics (9.10), from the text."""
+"""The naive twin's growths of data topics: PROTOCOL 9.10."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ ENDS_MAX = 65_536
 
 
 class Growths:
-    """Folds growths into ``growths``; the rest of the world is the twin's."""
+    """Folds growths into ``growths``; a base of ``Naive``."""
 
-    # What the whole twin has.
+    # Attributes of ``Naive``.
     t: Any
     growths: Any
     limit: Any

@@ -26,9 +26,9 @@ def config_of(frame):
 
 
 class Layouts:
-    """What a partition keeps of a change, and its four records."""
+    """The state of a change of the count, and its records; a base of ``Naive``."""
 
-    # What the whole twin has.
+    # Attributes of ``Naive``.
     t: Any
     c: Any
     m: Any
@@ -58,7 +58,7 @@ class Layouts:
         return self.murmur(key) % count
 
     def sources(self, before, after):
-        """Return the partitions whose keys may move here."""
+        """Return the partitions whose keys may move to this one."""
         if self.t >= after:
             return []
         if before < after:  # growing: one source, for a target above them
@@ -199,7 +199,7 @@ class Layouts:
         return ahead == 1 and all(old[name] == new[name] for name in same)
 
     def drop_moved(self):
-        """Do what a Final does."""
+        """Drop the keys that moved away, as a Final does."""
         for key in [key for key in self.keys if self.is_moving(key)]:
             del self.keys[key]
         if self.layout is not None:
@@ -207,7 +207,7 @@ class Layouts:
         self.layout = None
 
     def drop_homes(self, before, after):
-        """Drop what groups have at a home that they leave."""
+        """Drop settings, plans and directives of groups whose home moves away."""
 
         def leaves(group):
             return self.home(group, before) == self.t != self.home(group, after)

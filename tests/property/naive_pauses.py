@@ -18,9 +18,9 @@ class Ignored(Exception):
 
 
 class Pauses:
-    """What the twin does about pauses."""
+    """Begins, ends and judges pauses; a base of ``Naive``."""
 
-    # What the whole twin has.
+    # Attributes of ``Naive``.
     m: Any
     config: Any
     pauses: Any
@@ -33,7 +33,7 @@ class Pauses:
     needs_use: Any
     needs_no_change: Any
 
-    def end_pauses(self, offset):  # 4.8: a pause is over at its end
+    def end_pauses(self, offset):  # 4.8
         for group in sorted(self.pauses):
             if self.m >= self.pauses[group]["until"]:
                 self.end_pause(offset, group)
@@ -41,7 +41,7 @@ class Pauses:
             if self.m >= self.scoped[group, op]["until"]:
                 self.note_over(offset, group, op)
 
-    def begin_pauses(self, offset):  # 4.14: what is due begins where nothing lasts
+    def begin_pauses(self, offset):  # 4.14: only in groups without a pause
         for group in sorted(self.scheduled):
             by_begin = sorted(
                 (pause["begin"], op)
@@ -79,7 +79,7 @@ class Pauses:
             for name, numbers in map(dict.values, pause["scope"])
         )
 
-    def scopes(self):  # 4.15: groups of the pauses with a scope, also of later ones
+    def scopes(self):  # 4.15: groups of pauses with a scope, also of scheduled ones
         later = [
             group
             for group, mine in self.scheduled.items()

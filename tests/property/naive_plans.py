@@ -1,4 +1,4 @@
-"""The part of the twin that counts plans, also from the text alone (9.2, 4.9)."""
+"""The naive twin's Plans: PROTOCOL 9.2, 4.9."""
 
 from typing import Any
 
@@ -6,9 +6,9 @@ from naive_pauses import Refused
 
 
 class Plans:
-    """Folds Plans into ``plans``; the rest of the world is the twin's."""
+    """Folds Plans into ``plans``; a base of ``Naive``."""
 
-    # What the whole twin has.
+    # Attributes of ``Naive``.
     c: Any
     config: Any
     plans: Any

@@ -6,9 +6,9 @@ from naive_pauses import Ignored, Refused
 
 
 class Positions:
-    """What the twin does about the positions of a group."""
+    """Stages, decides and resolves set positions; a base of ``Naive``."""
 
-    # What the whole twin has.
+    # Attributes of ``Naive``.
     c: Any
     keys: Any
     pauses: Any

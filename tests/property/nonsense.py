@@ -1,7 +1,7 @@
-"""Writes records of every type whose fields fit each other by chance alone.
+"""Writes valid records of every type whose fields fit each other only by chance.
 
-All are valid, and many name what exists: a hostile process that knows the log would
-write such records. The author of random logs writes what makes sense most often.
+Many name keys, epochs and operations that exist: a hostile process that knows the log
+could write them. The author of random logs mostly writes sensible records.
 """
 
 from hashlib import sha256
@@ -27,7 +27,7 @@ OFTEN = 3
 
 
 class Nonsense(Author):
-    """Writes one log; two of three records are nonsense."""
+    """Writes one log; two of three records have random fields."""
 
     def rather(self, move):
         if self.naive.config is not None and self.pick((True, True, False)):
@@ -48,7 +48,7 @@ class Nonsense(Author):
         return [self.value(each.type, each.name) for each in info.fields]
 
     def value(self, kind, name):
-        """Return a value of a type as it stands on the wire."""
+        """Return a random value of a field, in its form on the wire."""
         if isinstance(kind, inspect.UnionType):
             return self.one_of(kind, name)
         if isinstance(kind, inspect.StructType):
@@ -90,7 +90,7 @@ class Nonsense(Author):
         return min(most, max(least, self.pick(some)))
 
     def known(self, name):
-        """Return the numbers that the log has of a field."""
+        """Return the numbers of a field that occur in the state."""
         naive, layout = self.naive, self.naive.layout or {"sources": []}
         if name in {"epoch", "expected_epoch"}:
             return [state["epoch"] for state in naive.keys.values()]

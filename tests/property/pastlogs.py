@@ -59,7 +59,7 @@ class RandomLog:
         return self._replay(earlier)
 
     def knows(self, state: WorldState, start: int) -> bool:
-        """Return whether a state is known where the log begins at an offset."""
+        """Return whether a reader can know a state if the log starts at an offset."""
         end = state.next_offset
         return start == 0 or any(
             start <= first and last < end for first, last in self.checkpoints
@@ -77,7 +77,7 @@ class RandomLog:
         self._take(object_to_entry(line)[1])
 
     def _write_checkpoint(self) -> None:
-        """Write a checkpoint, and sometimes only a part of one."""
+        """Write a checkpoint, sometimes an incomplete one."""
         key, number = checkpoint_key(self._state.partition), len(self.entries)
         generation = self._state.config.generation
         self._append(claim(WRITER, key=key, seq=number, generation=generation))
@@ -122,7 +122,7 @@ class RandomLog:
         self._author.offset += 1
         line = entry_to_object(self._state.partition, entry)
         if isinstance(record, CheckpointBegin | CheckpointChunk | CheckpointEnd):
-            # The naive twin does not know them; they only move the clock.
+            # The naive twin does not know these records; they only move the clock.
             line = {name: line[name] for name in line if name != "payload"}
             line["undecodable"] = {"reason": "a checkpoint", "value": ""}
         self._naive.apply(line)

@@ -1,4 +1,4 @@
-"""Every record survives its bytes, and any bytes decode to something."""
+"""Records are read back as they were written; any bytes decode without an error."""
 
 import json
 from contextlib import suppress
@@ -220,7 +220,7 @@ planned_topics = st.lists(st.builds(PlannedTopic, topics, counts), max_size=3).m
 SPECIAL = {
     (StagePosition, "topics"): staged_topics,
     (Plan, "topics"): planned_topics,
-    (DataGrowth, "topic"): topics,  # no reserved one grows
+    (DataGrowth, "topic"): topics,  # reserved topics are not valid here
 }
 records = st.one_of(
     st.builds(
@@ -246,18 +246,18 @@ records = st.one_of(
 
 
 @given(records)
-def test_every_record_survives_its_bytes(record):
+def test_an_encoded_record_decodes_to_the_same_record(record):
     assert decode(encode(record)) == record
 
 
 @given(records)
-def test_every_record_survives_its_text(record):
+def test_a_record_written_as_json_reads_as_the_same_record(record):
     document = json.loads(to_line(record_to_object(record)))
     assert object_to_record(document) == record
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_decode_to_something(value):
+def test_any_bytes_decode_to_a_record_or_an_undecodable(value):
     found = decode(value)
     if isinstance(found, Undecodable):
         assert 0 < len(found.reason) <= 200
@@ -271,7 +271,7 @@ def test_any_bytes_decode_to_something(value):
     st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=4),
     st.integers(0, 400),
 )
-def test_damaged_records_decode_to_something(value, changes, cut):
+def test_damaged_bytes_decode_to_a_record_or_an_undecodable(value, changes, cut):
     damaged = bytearray(value)
     for at, byte in changes:
         damaged[at % len(damaged)] = byte
@@ -299,7 +299,7 @@ anything = st.recursive(
     st.sampled_from([kind.record for kind in KINDS]),
     st.lists(anything, max_size=14),
 )
-def test_well_formed_payloads_of_anything_decode_to_something(record, fields):
+def test_any_msgpack_array_decodes_to_a_record_or_an_undecodable(record, fields):
     number = next(kind.number for kind in KINDS if kind.record is record)
     try:
         payload = msgspec.msgpack.encode(fields)
@@ -314,7 +314,7 @@ def test_well_formed_payloads_of_anything_decode_to_something(record, fields):
     st.sampled_from([record_to_object(record) for record in all_records()]),
     st.lists(st.tuples(st.integers(0, 20), anything), max_size=2),
 )
-def test_any_data_of_a_payload_reads_as_something(document, changes):
+def test_any_json_fields_read_as_a_record_or_an_undecodable(document, changes):
     data = dict(document["data"])
     for at, value in changes:
         data[list(data)[at % len(data)]] = value
@@ -323,7 +323,7 @@ def test_any_data_of_a_payload_reads_as_something(document, changes):
 
 
 @given(anything, st.dictionaries(st.sampled_from(["reason", "value"]), anything))
-def test_any_line_reads_as_an_entry_or_is_named(value, undecodable):
+def test_any_line_reads_as_an_entry_or_raises_malformed_record(value, undecodable):
     head = {"partition": 0, "offset": 0, "leader_epoch": 0, "timestamp_ms": 0}
     for line in (value, head | {"payload": value}, head | {"undecodable": undecodable}):
         with suppress(MalformedRecord):
@@ -331,5 +331,5 @@ def test_any_line_reads_as_an_entry_or_is_named(value, undecodable):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_every_field_has_its_strategy(kind):
+def test_each_field_of_a_record_has_a_strategy(kind):
     assert set(kind.record.__struct_fields__) <= set(FIELDS)

@@ -1,4 +1,4 @@
-"""The conformance kit over the fake, on virtual time and on real time."""
+"""The conformance checks of the cluster in memory, on virtual and on real time."""
 
 import inspect
 import itertools
@@ -62,12 +62,12 @@ def rig(request):
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_the_fake_conforms(rig, check):
+def test_the_fake_cluster_passes_each_conformance_check(rig, check):
     check(rig)
 
 
-def test_the_kit_is_whole():
-    """A check that is written is also run."""
+def test_the_list_has_every_conformance_check():
+    """So every check that is defined is also run."""
     written = {
         value
         for module in (conformance, conformance_reader)

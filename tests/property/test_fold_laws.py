@@ -1,4 +1,4 @@
-"""What holds for every log, whatever was written (PROTOCOL 11, S1 to S10)."""
+"""Invariants of every log, whatever records it has (PROTOCOL 11, S1 to S10)."""
 
 import os
 import random
@@ -32,10 +32,10 @@ def _logs():
     return [write_log(seed) for seed in range(LOGS)]
 
 
-# --- S2, S5: one fold, however it is reached ---
+# --- S2, S5: one state, however a log is folded ---
 
 
-def test_snapshot_and_tail_are_the_whole(logs):
+def test_a_snapshot_and_its_tail_equal_the_whole_log(logs):
     for entries in logs[:40]:
         whole = WorldState(0)
         saved = [to_bytes(whole)]
@@ -53,14 +53,14 @@ def test_snapshot_and_tail_are_the_whole(logs):
             assert to_bytes(state) == saved[-1]
 
 
-def test_a_chain_of_snapshots_is_the_whole(logs):
+def test_a_fold_saved_at_each_entry_equals_the_whole_fold(logs):
     for entries in logs:
         whole, chain = WorldState(0), WorldState(0)
         for entry in entries:
             expected = apply(whole, entry)
             chain = from_bytes(to_bytes(chain))
             transitions = apply(chain, entry)
-            # Members are soft: a snapshot knows none.
+            # Members are soft state: a snapshot does not contain them.
             assert transitions == expected or isinstance(transitions[0].record, Member)
             assert digest(chain) == digest(whole)
 
@@ -74,7 +74,7 @@ def test_the_digest_does_not_depend_on_earlier_digests(logs):
         assert digest(asked) == digest(fold(entries))
 
 
-def test_chunks_change_nothing(logs):
+def test_chunks_of_any_size_give_the_same_state(logs):
     for seed, entries in enumerate(logs):
         rng = random.Random(seed)
         state, at = WorldState(0), 0
@@ -85,7 +85,7 @@ def test_chunks_change_nothing(logs):
         assert to_bytes(state) == to_bytes(fold(entries))
 
 
-def test_runs_of_beats_change_nothing(logs):
+def test_heartbeats_folded_in_runs_give_the_same_state(logs):
     taken = taken_locked = 0
     for seed, entries in enumerate(logs):
         rng = random.Random(seed)
@@ -102,13 +102,13 @@ def test_runs_of_beats_change_nothing(logs):
                 if stop < len(chunk):
                     apply(state, chunk[stop])
                 next_ = stop + 1
-        # All of it: also what is soft, and what is derived.
+        # The comparison includes soft and derived state.
         assert state == fold(entries)
     assert taken > LOGS
     assert taken_locked > 0
 
 
-def test_derived_parts_are_those_of_a_rebuild(logs):
+def test_derived_state_equals_a_rebuild(logs):
     for entries in logs:
         state = fold(entries)
         before = state.epochs.copy(), state.over.copy(), state.lapses_ms
@@ -120,7 +120,7 @@ def test_derived_parts_are_those_of_a_rebuild(logs):
         assert state.over == before[1]
         assert state.locked == locked
         assert (state.fences, state.scopes) == (fences, scopes)
-        # The one kept is a bound: it may be early, never late.
+        # The kept ``lapses_ms`` is a lower bound of the exact one.
         assert before[2] is None or before[2] <= (state.lapses_ms or before[2])
         assert before[2] is not None or state.lapses_ms is None
         assert counts == {n: group.key_count for n, group in state.groups.items()}
@@ -142,7 +142,7 @@ print(whole.hexdigest())
 """
 
 
-def test_hash_seeds_change_nothing():
+def test_hash_seeds_do_not_change_the_state():
     found = set()
     for seed in ("0", "1", "4711"):
         done = subprocess.run(
@@ -157,7 +157,7 @@ def test_hash_seeds_change_nothing():
     assert len(found) == 1
 
 
-# --- S1, S3, S7, S10: what a key may do ---
+# --- S1, S3, S7, S10: transitions of a key ---
 
 
 def test_epochs_and_tokens_grow_and_positions_do_not_fall(logs):
@@ -181,11 +181,11 @@ def test_epochs_and_tokens_grow_and_positions_do_not_fall(logs):
                 old_epoch, old_token, old_position = last[key]
                 assert epoch >= old_epoch
                 assert token >= old_token
-                # A claim keeps its token, whatever Config comes.
+                # A claim keeps its token when a new Config is accepted.
                 assert (epoch == old_epoch) == (bytes(token) == bytes(old_token))
                 if epoch == old_epoch and key not in rewound:
                     assert (position or 0) >= (old_position or 0)
-            # A forgotten key starts again, but never below an epoch it had.
+            # A forgotten key starts again with a higher epoch than before.
             last = {**last, **now}
 
 
@@ -221,7 +221,7 @@ def test_epochs_are_the_offsets_of_accepted_claims(logs):
             assert state.epochs == {k.epoch: key for key, k in state.keys.items()}
 
 
-def test_grants_are_disjoint_until_a_position_is_given_up(logs):
+def test_grants_are_disjoint_until_a_position_is_set_or_dropped(logs):
     for entries in logs:
         state = WorldState(0)
         granted = {}
@@ -229,7 +229,7 @@ def test_grants_are_disjoint_until_a_position_is_given_up(logs):
             for one in apply(state, entry):
                 if one.effect == "claimed":
                     known = state.keys[one.key]
-                    if known.granted is None:  # new key, or another topic
+                    if known.granted is None:  # a new key, or another topic id
                         granted[one.key] = -1
                 if one.effect == "position_set":
                     granted[one.key] = -1
@@ -267,7 +267,7 @@ def test_an_owner_is_replaced_only_when_stale_released_or_resumed(logs):
 def test_hostile_bytes_move_only_the_clock(values, seed):
     entries = write_log(seed, 20)
     state = fold(entries)
-    # The clock stands still from here, and what it ended has been dropped.
+    # From here on the clock stands still; this entry drops all that has expired.
     apply(state, entry_after(state, entries[-1], b""))
     before = hard_part(state)
     for value in values:
@@ -294,7 +294,7 @@ def hard_part(state):
     return to_bytes(back)
 
 
-def test_no_log_grows_a_world_beyond_its_limits(logs):
+def test_no_log_grows_the_state_beyond_its_limits(logs):
     for entries in logs:
         state = WorldState(0)
         for entry in entries:
@@ -328,7 +328,7 @@ def test_no_log_grows_a_world_beyond_its_limits(logs):
             assert len(state.scopes) == sum(map(len, rows))
 
 
-def test_a_group_is_there_for_a_reason(logs):
+def test_a_group_is_kept_only_with_keys_operations_or_settings(logs):
     for entries in logs:
         state = fold(entries)
         for name, group in state.groups.items():
@@ -339,8 +339,8 @@ def test_a_group_is_there_for_a_reason(logs):
 
 
 @pytest.mark.parametrize("kind", ["keys", "groups", "operations", "members"])
-def test_a_flood_of_names_ends_at_the_limits(kind):
-    # Every record of a random log, each time by other names.
+def test_a_flood_of_new_names_stays_within_the_limits(kind):
+    # Records of random logs, each with new names.
     limits = {name: value for name, value in TINY.items() if value is not None}
     log = Log(**limits)
     rng = random.Random(kind)
@@ -366,7 +366,7 @@ def test_a_flood_of_names_ends_at_the_limits(kind):
     assert len(log.state.soft.members) <= TINY["keys"]
 
 
-def test_a_config_beyond_us_halts_every_reader_at_its_offset(logs):
+def test_a_config_above_the_known_level_halts_at_its_offset(logs):
     for entries in logs[:20]:
         state = fold(entries)
         if state.config is None:
@@ -383,13 +383,13 @@ def test_a_config_beyond_us_halts_every_reader_at_its_offset(logs):
             level=3,
         )
         offset = state.next_offset
-        # An era may not be far ahead of the clock.
+        # A Config whose era is too far ahead of the clock is refused.
         transition = log.one(beyond, at=1_000 * now.era, epoch=state.leader_epoch)
         assert transition.outcome == "halted"
         assert (state.halted.offset, state.next_offset) == (offset, offset)
 
 
-def test_operations_that_are_over_never_come_back(logs):
+def test_an_operation_that_has_ended_never_pauses_again(logs):
     for entries in logs:
         state = WorldState(0)
         over = {}
@@ -397,8 +397,8 @@ def test_operations_that_are_over_never_come_back(logs):
             for one in apply(state, entry):
                 record = one.record
                 if one.effect == "paused":
-                    # One that the end of another pause has just pushed out of the
-                    # memory of the partition may pause again (PROTOCOL 13).
+                    # An operation that the partition no longer remembers, because
+                    # others ended since, may pause again (PROTOCOL 13).
                     group = state.groups[record.group_id]
                     now = {op_id for _, op_id in group.over}
                     assert record.op_id not in over.get(record.group_id, set()) & now

@@ -1,9 +1,9 @@
 """An offset is granted to at most one of the processes that request it.
 
-The attempts use the product's ``LogGrantClient``, over the log in memory. Appends are
-late, lost, doubled, or reported as failed and land all the same; calls time out before
-their verdict; the owner consumes meanwhile, loses its claim, and attempts under the old
-claim continue.
+Requests go through the product's ``LogGrantClient``, over the log in memory. Appends
+are delayed, lost, doubled, or reported as failed although they are written; calls time
+out before their verdict. The owner consumes meanwhile and loses its claim; requests
+under the old claim continue.
 """
 
 from enginekit import AMO, H, claim_of, owning, spec, values, world
@@ -26,7 +26,7 @@ fates = st.builds(
 )
 attempts = st.tuples(
     st.just("attempt"),
-    st.integers(0, 2),  # which process
+    st.integers(0, 2),  # number of the process
     st.integers(0, RECORDS - 1),
     st.integers(0, 9),
     fates,
@@ -43,7 +43,7 @@ steps = st.one_of(
 
 
 class Run:
-    """One world, and who was given what."""
+    """A cluster in memory, and all offsets that were granted or handed out."""
 
     def __init__(self):
         self.cluster = world(records=(RECORDS + 10,))
@@ -89,7 +89,7 @@ class Run:
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(steps, min_size=2, max_size=14))
-def test_no_offset_is_given_twice(story):
+def test_no_offset_is_granted_or_handed_out_twice(story):
     run = Run()
     for kind, *rest in story:
         if kind == "attempt":
@@ -108,8 +108,8 @@ def test_no_offset_is_given_twice(story):
     st.lists(fates, min_size=1, max_size=5),
     st.integers(0, RECORDS - 8),
 )
-def test_retries_that_get_through_leave_nothing_out(bad, first):
-    """However the earlier attempts fared, the last knows what is left of the range."""
+def test_a_request_after_failed_attempts_gets_all_offsets_left(bad, first):
+    """The earlier attempts may have succeeded, failed or timed out."""
     run = Run()
     for fate in bad:
         run.attempt(0, first, 7, fate, 400)

@@ -1,4 +1,4 @@
-"""The planner of a whole group is compared with an optimum.
+"""The planner of a whole group, compared with an optimal plan.
 
 ``make proof`` compares 10,000 random groups of each kind; the slice here is small.
 """
@@ -23,8 +23,8 @@ UNSTABLE = (2358,)
 
 
 @pytest.mark.parametrize("kind", [plankit.uniform_group, plankit.mixed_group])
-def test_plans_are_optimal(kind, record_property):
-    """Coverage, drained members, targets, balance and moves, in this order."""
+def test_a_plan_costs_as_little_as_the_optimum(kind, record_property):
+    """The cost is coverage, drained members, targets, balance, moves, in this order."""
     moves = best = 0
     for seed in SEEDS:
         group = kind(plankit.chance_of(seed))
@@ -44,8 +44,8 @@ def test_plans_are_optimal(kind, record_property):
     st.randoms(use_true_random=False),
 )
 @settings(max_examples=150, deadline=None)
-def test_nothing_moves_in_a_balanced_group(size, count, chance):
-    """Constraints are met, nothing is free, and counts are within one: no moves."""
+def test_no_key_moves_in_a_balanced_group(size, count, chance):
+    """Constraints are met, no key is free, and counts differ by at most one."""
     names = [f"m{number}" for number in range(size)]
     members = tuple(
         PlanMember(
@@ -67,10 +67,10 @@ def test_nothing_moves_in_a_balanced_group(size, count, chance):
 
 
 @pytest.mark.parametrize("kind", [plankit.uniform_group, plankit.mixed_group])
-def test_what_is_under_way_is_not_planned_again(kind):
-    """Whatever part of a plan is carried out, no other plan is due.
+def test_a_partly_executed_plan_is_not_changed(kind):
+    """A random part of the moves is done; the next plan has the same owners.
 
-    A planner counts a key as that of the member which its last plan names (9.2).
+    For the planner, the member that the last plan names owns the key (9.2).
     """
     for seed in (*SEEDS, *UNSTABLE):
         chance = plankit.chance_of(seed)

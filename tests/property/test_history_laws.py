@@ -1,4 +1,4 @@
-"""What holds of the history of every log, whatever was written."""
+"""Invariants of the history of every log, whatever records it has."""
 
 import itertools
 import random
@@ -29,7 +29,7 @@ SAMPLE_MS = 3_000
 
 
 def folded_rows(entries, *, saved_at=()):
-    """Return all rows of a log; the fold is put away and taken up again on the way."""
+    """Return all rows of a log; before the entries ``saved_at``, save and restore."""
     world, historian, rows = WorldState(0), Historian(sample_ms=SAMPLE_MS), []
     for at, entry in enumerate(entries):
         if at in saved_at:
@@ -81,7 +81,7 @@ def fleet_log(chance):
 
 @pytest.mark.parametrize("loop", ["python", "compiled"])
 @pytest.mark.parametrize("author", [write_log, lambda n: fleet_log(random.Random(n))])
-def test_runs_have_the_rows_of_their_entries(monkeypatch, author, loop):
+def test_a_run_of_entries_gives_the_rows_of_single_entries(monkeypatch, author, loop):
     if loop == "python":
         monkeypatch.setattr(fold_beats, "compiled", None)
     beats_count = 0
@@ -115,7 +115,7 @@ def claims_of(historian, rows):
     return found
 
 
-def test_open_rows_are_the_claims_of_the_world(stories):
+def test_open_rows_are_the_claims_and_pauses_in_force(stories):
     for world, historian, _ in stories:
         open_rows = [r for r in historian.open_rows() if isinstance(r, Interval)]
         owned = {
@@ -137,7 +137,7 @@ def test_open_rows_are_the_claims_of_the_world(stories):
         assert sorted(found) == sorted(pauses)
 
 
-def test_claims_of_a_key_follow_one_another(stories):
+def test_claims_of_a_key_do_not_overlap_and_their_tokens_grow(stories):
     for _, historian, rows in stories:
         for claims in claims_of(historian, rows).values():
             for before, after in itertools.pairwise(claims):
@@ -147,7 +147,7 @@ def test_claims_of_a_key_follow_one_another(stories):
             assert sum(r.stray_count + r.steps_back_count for r in claims) == 0
 
 
-def test_every_claim_was_won_and_every_next_one_handed_on(stories):
+def test_each_claim_has_a_won_attempt_and_takeovers_wait_2h(stories):
     for _, historian, rows in stories:
         claims = claims_of(historian, rows)
         won = [r for r in rows if isinstance(r, Attempt) and r.outcome == "won"]
@@ -164,7 +164,7 @@ def test_grants_of_a_topic_are_disjoint(stories):
         reached = {}
         for row in rows:
             if isinstance(row, GrantRow) and row.outcome == "granted":
-                # A position that was set discards earlier grants, as a Reset does.
+                # A set position discards earlier grants, as does a Reset.
                 place = (row.key, row.topic_id, row.resets_count)
                 assert row.first > reached.get(place, -1)
                 reached[place] = row.last
@@ -182,7 +182,7 @@ def test_the_logs_have_rows_of_every_kind(stories):
     assert endings == {"released", "resumed", "taken_over"}
 
 
-def test_a_chain_of_runs_reports_the_rows_of_one_run(stories):
+def test_a_historian_restored_from_checkpoints_gives_the_same_rows(stories):
     for seed in range(40):
         _, whole, rows = stories[seed]
         entries = write_log(seed)
@@ -197,7 +197,7 @@ def test_a_chain_of_runs_reports_the_rows_of_one_run(stories):
 
 
 def history_of(log, change, *, in_runs):
-    """Return the history and rows of a log whose owners' account is wrong."""
+    """Return historian, rows and strays after the tracked claim was falsified."""
     state, historian = WorldState(0), Historian(sample_ms=10 * H)
     rows = list(historian.take_run(state, log.entries[:2]))
     interval = historian.tracks[KEY].interval
@@ -218,7 +218,7 @@ def history_of(log, change, *, in_runs):
 
 
 @pytest.mark.parametrize("change", [None, "epoch", "incarnation", "ended"])
-def test_a_run_is_compared_with_the_own_account(change):
+def test_a_run_counts_beats_that_do_not_fit_the_tracked_claim(change):
     log = Log()
     epoch = log.claimed()
     for position in (5, 6, 6, 9):
@@ -240,7 +240,7 @@ def test_a_run_ends_where_the_fold_halts():
     assert list(historian.take_run(state, log.entries)) == []
 
 
-def test_a_run_sees_pauses_begin_and_end():
+def test_a_pause_that_runs_out_within_a_run_has_its_row():
     log = Log(level=2)
     epoch = log.claimed()
     log.append(pause(START_MS + H))

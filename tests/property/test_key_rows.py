@@ -1,8 +1,8 @@
-"""Rows that members keep equal rows that are computed again, whatever happens.
+"""The rows of keys that members cache equal rows that are computed again.
 
-Hypothesis drives a fleet: members come, die, are cut off and give keys up, admins
-pause, lock, drain and fence, strangers claim keys, leaders change and logs go back.
-Every round of every member compares all that a policy sees.
+Hypothesis drives a fleet: members start, crash, are cut off and release keys; admins
+pause, lock, drain and fence; unknown processes claim keys; leaders change and logs are
+truncated. Every round of every member compares all rows that a policy gets.
 """
 
 import pytest
@@ -43,7 +43,7 @@ SPECS = (
 
 
 class Fleet:
-    """Members over one cluster, and all that can happen to them."""
+    """Members of one cluster; the methods are the actions of the test."""
 
     def __init__(self):
         self.cluster = world(PARTITIONS, records=(1, 1, 1))
@@ -120,7 +120,7 @@ class Fleet:
         if node is not None:
             node.session.beat_now()
 
-    # --- admins and strangers
+    # --- admins and unknown processes
 
     def pause(self, number):
         for t in range(self.cluster.config.partition_count):

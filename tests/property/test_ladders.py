@@ -1,4 +1,4 @@
-"""Laws of the ladders under any order of inputs."""
+"""Invariants of ``Claim``, ``AtLeastOnce`` and ``AtMostOnce``, for any inputs."""
 
 import msgspec
 from hypothesis import given
@@ -35,7 +35,7 @@ STEPS = st.lists(
 
 
 class Holder:
-    """A claim that anything happens to, and the last sending that renewed it."""
+    """A claim with arbitrary inputs, and the send time of its last renewal."""
 
     def __init__(self):
         self.it = Claim(Claimant(ME, "g", master=b"m" * 32), KEY)
@@ -87,8 +87,8 @@ class Holder:
 
 
 @given(STEPS)
-def test_a_lease_never_outlives_what_was_read_back(steps):
-    """Whatever happens, it counts from the sending of a record that renewed."""
+def test_a_lease_never_outlasts_the_last_renewal_read_back(steps):
+    """A lease counts from the send time of a record whose renewal was read back."""
     holder = Holder()
     for action, value in steps:
         getattr(holder, action)(value)
@@ -102,8 +102,8 @@ def test_a_lease_never_outlives_what_was_read_back(steps):
 
 
 @given(st.lists(st.integers(0, 12), max_size=60))
-def test_a_position_is_below_all_that_is_in_hand(actions):
-    """Zero hands the next one out; any other number commits that offset."""
+def test_a_position_is_never_above_an_uncommitted_offset(actions):
+    """Zero hands out the next offset; any other number commits an offset."""
     it, handed, done = AtLeastOnce(0), [], set()
     for action in actions:
         if action == 0:
@@ -125,8 +125,8 @@ def test_a_position_is_below_all_that_is_in_hand(actions):
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=60))
-def test_runs_and_ranges_are_as_good_as_single_offsets(actions):
-    """Hands out runs with holes between them; commits whatever ranges come."""
+def test_runs_and_ranges_count_as_their_single_offsets(actions):
+    """Runs have holes between them; any ranges are committed."""
     it, model = AtLeastOnce(0), Naive(0)
     end = 0
     for hole, length in actions:
@@ -156,7 +156,7 @@ def test_runs_and_ranges_are_as_good_as_single_offsets(actions):
 
 
 class Naive:
-    """At least once by its definition: one offset after the other."""
+    """At least once by its definition, with one offset at a time."""
 
     def __init__(self, start):
         self.position, self.handed, self.done = start, [], set()
@@ -172,7 +172,7 @@ class Naive:
 
 
 class Taker:
-    """A client that consumes at most once, pipelined, from a claim to the next."""
+    """A client that consumes at most once, with several requests in flight."""
 
     def __init__(self, log, name):
         self.log, self.name, self.seq = log, name, 0
@@ -185,7 +185,7 @@ class Taker:
         head = self.log.key().next_unclaimed()
         self.it = AtMostOnce(head or 0, grantee=ident(self.name))
         if value:
-            # The beat of the start is read back, or it is under way for ever.
+            # The first heartbeat is read back; without a value it never is.
             self.log.one(beat_of(self.name, self.epoch, head or 0))
             self.it.is_anchored = True
         self.way = []
@@ -210,7 +210,7 @@ class Taker:
         before = self.log.key().next_unclaimed() or 0
         transition = self.log.one(record)
         if transition.effect == "granted":
-            # Whatever overtakes what: no offset is left out for ever.
+            # Grants leave no gap, in whatever order requests land.
             assert transition.detail["first"] == before
         head = self.log.key().next_unclaimed()
         verdict = verdict_of(transition, head=head)

@@ -1,4 +1,4 @@
-"""Laws of logs in which the partition count changes (PROTOCOL 10)."""
+"""Invariants of logs in which the partition count changes (PROTOCOL 10)."""
 
 import random
 from typing import Any
@@ -37,8 +37,8 @@ def entries_of(seed, count=60):
     return partition, found
 
 
-def test_snapshot_and_tail_equal_the_whole():
-    """S5, with a change open or not."""
+def test_a_snapshot_and_its_tail_equal_the_whole_log():
+    """S5, also while a change is open."""
     opened = 0
     for seed in SEEDS:
         partition, entries = entries_of(seed)
@@ -57,8 +57,8 @@ def test_snapshot_and_tail_equal_the_whole():
     assert opened > 100
 
 
-def test_a_partition_that_comes_into_use_begins_with_its_fence():
-    """PROTOCOL 10.2: who has read nothing before comes to the same state."""
+def test_a_fence_discards_earlier_state_of_a_partition_new_in_use():
+    """A reader that starts at the fence gets the same state (PROTOCOL 10.2)."""
     begun = 0
     for seed in SEEDS:
         partition, entries = entries_of(seed)
@@ -73,7 +73,7 @@ def test_a_partition_that_comes_into_use_begins_with_its_fence():
     assert begun > 20
 
 
-def test_readers_of_the_past_follow_every_log():
+def test_history_readers_and_the_log_judge_accept_every_log():
     for seed in SEEDS:
         partition, entries = entries_of(seed)
         state = WorldState(partition)
@@ -94,11 +94,11 @@ def test_readers_of_the_past_follow_every_log():
 
 
 @pytest.mark.parametrize("seed", [3, 5, 8])
-def test_logs_are_written_the_same_again(seed):
+def test_a_seed_writes_the_same_log_again(seed):
     assert entries_of(seed) == entries_of(seed)
 
 
-def test_an_imported_key_has_no_claim_before_its_first():
+def test_an_imported_key_has_no_row_before_its_first_claim():
     log, historian = Log(1, configured=False), Historian(sample_ms=100)
     for record in (layout_fence(2), layout_import(imported(position=5))):
         transitions = log.append(record)

@@ -1,7 +1,7 @@
-"""Laws of readers over random changes of the partition count (PROTOCOL 10).
+"""Views and histories over random changes of the partition count (PROTOCOL 10).
 
 The records of a change are written in a random order that the protocol allows, with
-claims, releases, deaths and late records between them.
+claims, releases, crashes and late records between them.
 """
 
 import random
@@ -28,7 +28,7 @@ CLIENTS = ("c1", "c2", "c3")
 
 
 class Walk:
-    """A random walk; ``check`` is called after each step."""
+    """Random steps of changes and members; ``check`` is called after each step."""
 
     def __init__(self, seed, check):
         self.rng = rng = random.Random(seed)
@@ -55,7 +55,10 @@ class Walk:
             self._go_on()
 
     def _work(self):
-        """Write what a member writes, where a lagging or a present one would."""
+        """Append a member's record to the key's source or target.
+
+        A member that has not read the newest count still writes to the source.
+        """
         rng, key = self.rng, self.rng.choice(self.keys)
         log = rng.choice((self.change.place(key), self.change.target(key)))
         config, client = log.state.config, rng.choice(CLIENTS)
@@ -89,7 +92,7 @@ class Walk:
         self.is_open = True
 
     def _go_on(self):
-        """Make one step of the change: a fence, an import, a Done or a Final."""
+        """Append a record of the change: a fence, an import, a Done or a Final."""
         change, rng = self.change, self.rng
         if self.unfenced:
             change.fence(self.unfenced.pop())
@@ -113,12 +116,12 @@ class Walk:
         self.is_open = False
         self.change.generation += 1
         self.counts.pop(0)
-        # Until the next change begins, keys are where they are.
+        # Until the next change begins, no key moves.
         self.change.before = self.change.after = self.counts[0]
 
 
 def shown_once(walk):
-    """A key is shown once, from a partition that knows it, by both ways to ask."""
+    """Check that both views show a key once, from a partition that knows it."""
     worlds = by_partition(walk.change.states)
     every = standing_keys(worlds)
     for key in walk.keys:
@@ -143,12 +146,12 @@ def shown_once(walk):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_each_key_is_shown_once(seed):
+def test_a_view_shows_each_key_once_while_the_count_changes(seed):
     Walk(seed, shown_once)
 
 
 def readers_of(walk, *, skips=None):
-    """Read all logs; begin at a checkpoint after so many entries of each."""
+    """Read all logs, each from a checkpoint after ``skips`` entries."""
     chains = {key: {} for key in walk.keys}
     historians, check = {}, ImportCheck()
     for log in walk.change.logs:
@@ -182,7 +185,7 @@ def readers_of(walk, *, skips=None):
 
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("is_whole", [True, False])
-def test_the_history_of_a_key_leads_to_what_is_shown(seed, is_whole):
+def test_the_history_of_a_key_ends_with_the_claim_that_views_show(seed, is_whole):
     walk = Walk(seed, lambda _: None)
     skips = None
     if not is_whole:
@@ -206,11 +209,11 @@ def test_the_history_of_a_key_leads_to_what_is_shown(seed, is_whole):
             assert (last.client_id, last.ending) == (owner.client_id, "open")
             assert last.token == standing.token(key)
         elif last is not None and last.ending == "open":
-            # Its owner died, and the change has not dropped it yet.
+            # The owner crashed, and the source has not dropped its key yet.
             assert last.token < standing.token(key)
 
 
-def test_the_walks_reach_what_matters():
+def test_the_random_walks_reach_moves_and_owners_that_died():
     found = {"moves": 0, "claims in two": 0, "dead owners": 0, "changes": 0}
     for seed in range(40):
         walk = Walk(seed, lambda _: None)

@@ -1,7 +1,7 @@
-"""The fold as a machine that Hypothesis drives, with the naive twin beside it.
+"""The fold and the naive twin in a state machine that Hypothesis drives.
 
-The author of random logs prefers some records; Hypothesis searches by itself. Each
-rule is one record, and time stops around one and two heartbeat intervals.
+Unlike the author of random logs, Hypothesis prefers no records. Most rules append one
+record; times are near one and two heartbeat intervals.
 """
 
 import json
@@ -89,7 +89,7 @@ class Fold(RuleBasedStateMachine):
         self.note_grants(transitions)
 
     def note_grants(self, transitions):
-        """S3: what is granted was not granted before, unless a key started again."""
+        """Check S3: no offset is granted twice, unless the key started again."""
         for one in transitions:
             is_new = one.effect == "claimed" and self.log.key(one.key).granted is None
             if is_new or one.effect == "position_set":
@@ -155,7 +155,7 @@ class Fold(RuleBasedStateMachine):
     )
     def beat(self, who, life, position, rewind, after):
         client, inc, key, epoch = who
-        # Perhaps another process of this client, which knows the epoch.
+        # Another process of this client may know the epoch.
         inc = inc if life is None else ident(client + life)
         record = beat(epoch, position, client=client, key=key, inc=inc, rewind=rewind)
         self.append_to_both(record, after=after)
@@ -226,7 +226,7 @@ class Fold(RuleBasedStateMachine):
         is_drained=st.sampled_from([True, True, False]),
     )
     def set_position(self, key, op, position, count, is_drained):
-        """Do what an admin does, or its first steps; without waiting if not drained."""
+        """Set a position, or do only the first steps; drain before or not."""
         known = self.log.state.keys.get(key)
         if known is None or known.owner is None:
             self.append_to_both(claim("c1", key=key, generation=self.era))
@@ -286,7 +286,7 @@ class Fold(RuleBasedStateMachine):
             self.renew_all()
 
     def renew_all(self, after=0):
-        """Do what members do: a scope or an interval matters to owners that beat."""
+        """Let all owners send heartbeats: only these meet scopes and intervals."""
         for key, known in list(self.log.state.keys.items()):
             if known.owner is not None:
                 client, inc = known.owner

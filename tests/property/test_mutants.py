@@ -1,8 +1,7 @@
-"""Broken variants of the fold, planted: what the tests here are worth.
+"""Broken variants of the fold, planted to prove that the tests here detect mistakes.
 
-Each is a mistake that somebody might make, or that the source of the protocol
-made (PROTOCOL 11, the end); each must be caught by the twin on random logs and by
-Hypothesis on its own way.
+The twin must catch each of them on random logs, and Hypothesis most of them by its own
+search in the state machine.
 """
 
 import random
@@ -38,8 +37,8 @@ from kafka_marshal.protocol.records import SECOND_LEVEL, ResolvePosition
 from kafka_marshal.protocol.state import KeyState, Owner, WorldState
 
 LOGS_MAX = 150
-# Hypothesis draws constants of whatever modules are imported, so what it finds first
-# differs from run to run; a mutant that is found ends its search.
+# Hypothesis draws constants from the imported modules, so its first failure differs
+# from run to run; the search ends there, without shrinking.
 FIND = settings(
     max_examples=5000, stateful_step_count=40, phases=[Phase.generate], database=None
 )
@@ -102,7 +101,7 @@ def stale_at_2h(monkeypatch):
 
 
 def revive_an_operation_that_is_over(monkeypatch):
-    """An operation that has ended is applied again."""
+    """A record of an ended operation is applied again."""
     monkeypatch.setattr(fold_groups, "OPS_REMEMBERED_MAX", 0)
 
 
@@ -127,7 +126,7 @@ def show_the_era_in_force(monkeypatch):
 
 
 def unlock_when_the_pause_ends(monkeypatch):
-    """Locks end with the pause that they were made under."""
+    """Locks end with the pause of their operation."""
     end = fold_groups.move_pauses
 
     def move_pauses(state, offset):
@@ -143,14 +142,14 @@ def unlock_when_the_pause_ends(monkeypatch):
 
 
 def stage_another_plan(monkeypatch):
-    """A Stage is repeated with another digest or position."""
+    """A Stage of the same operation may have another digest or position."""
     variants.drop_refusal(
         monkeypatch, fold_positions, "_refusal", reason="plan_mismatch"
     )
 
 
 def obey_any_resolve_at_home(monkeypatch):
-    """The home obeys a Resolve of what was not decided."""
+    """The home accepts a Resolve of an operation that it has not decided."""
     plain = fold_positions._resolve
 
     def resolve(step, record):
@@ -175,7 +174,7 @@ def forget_what_was_resolved(monkeypatch):
 
 
 def fence_every_process_of_a_client(monkeypatch):
-    """A fence ends the client, not one process."""
+    """A fence excludes all processes of a client, not one."""
 
     def is_fenced(state, owner, *, group_id):
         return any(name[:2] == (group_id, owner[0]) for name in state.fences)
@@ -189,7 +188,7 @@ def begin_though_cancelled(monkeypatch):
 
 
 def begin_one_entry_late(monkeypatch):
-    """A scheduled pause begins behind the entry of its time."""
+    """A scheduled pause begins one entry too late."""
     begin = fold_groups._begin
 
     def late(state, group_id, due):
@@ -222,7 +221,7 @@ def renew_in_a_scope(monkeypatch):
 
 
 def change_a_scope(monkeypatch):
-    """An operation that lasts gets another scope."""
+    """The open pause of an operation may get another scope."""
     plain = judging.judge_release_group
 
     def judge(state, record, *, config):
@@ -236,7 +235,7 @@ def change_a_scope(monkeypatch):
 
 
 def plan_without_follows(monkeypatch):
-    """A Plan need not follow the last one."""
+    """A Plan is accepted without regard to the Plan that it follows."""
 
     def generation(state, group_id):
         del state, group_id
@@ -246,7 +245,7 @@ def plan_without_follows(monkeypatch):
 
 
 class Anything(int):
-    """A number that no other differs from."""
+    """A number that is equal to every other."""
 
     __hash__ = int.__hash__
 
@@ -288,7 +287,7 @@ MUTANTS = [
 
 
 @pytest.mark.parametrize("plant", MUTANTS, ids=lambda plant: plant.__name__)
-def test_the_twin_catches(plant, monkeypatch):
+def test_the_twin_catches_each_mutant(plant, monkeypatch):
     plant(monkeypatch)
     with pytest.raises(AssertionError):
         compare_many()
@@ -327,14 +326,14 @@ COUNTS = [
 
 
 @pytest.mark.parametrize("plant", COUNTS, ids=lambda plant: plant.__name__)
-def test_the_twin_catches_broken_counts(plant, monkeypatch):
+def test_the_twin_catches_broken_changes_of_the_partition_count(plant, monkeypatch):
     plant(monkeypatch)
     with pytest.raises(AssertionError):
         compare_many_resized()
 
 
 def compare_many_resized():
-    # Locks and verdicts beside a change are rare.
+    # Twice as many logs: locks and verdicts are rare while a change is open.
     for seed in range(2 * LOGS_MAX):
         compare_resized(seed)
 
@@ -344,7 +343,7 @@ def compare_many():
         compare(random.Random(seed).choice)
 
 
-# What the machine takes longest to find; the twin needs a few logs.
+# The state machine takes longest to find these; the twin needs a few logs.
 RARE = {restart_by_a_bare_heartbeat, begin_one_entry_late, renew_in_a_scope}
 
 
@@ -356,13 +355,13 @@ RARE = {restart_by_a_bare_heartbeat, begin_one_entry_late, renew_in_a_scope}
     ],
     ids=lambda plant: plant.__name__,
 )
-def test_the_machine_catches(plant, monkeypatch):
+def test_the_state_machine_catches_each_mutant(plant, monkeypatch):
     plant(monkeypatch)
     with pytest.raises(AssertionError):
         run_state_machine_as_test(Fold, settings=FIND)
 
 
-def test_the_law_of_grants_catches_without_a_twin(monkeypatch):
+def test_overlapping_grants_show_the_mutant_without_the_twin(monkeypatch):
     grant_the_last_offset_again(monkeypatch)
     log = Log()
     epoch = log.claimed()
@@ -390,7 +389,7 @@ def overlap_count(entries):
     return found
 
 
-def test_a_former_claim_beats_under_the_mutant_only(monkeypatch):
+def test_a_beat_of_an_earlier_epoch_renews_only_under_the_mutant(monkeypatch):
     log = Log()
     epoch = log.claimed()
     log.append(beat(epoch), after=1)

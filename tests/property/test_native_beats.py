@@ -1,4 +1,4 @@
-"""The loop of ``native/beats.c`` folds what that in Python folds, or less of it.
+"""The loop in ``native/beats.c`` folds the same heartbeats as Python, or fewer.
 
 Values are written byte by byte here, in every form that MessagePack has for them, and
 then damaged. Each run is folded as objects and, where a broker could have sent it, as
@@ -72,7 +72,7 @@ numbers = st.sampled_from(EDGES)
 
 @st.composite
 def values(draw):
-    """Draw the value of a heartbeat, or what is almost one."""
+    """Draw the value of a heartbeat, or a value that is almost one."""
     epoch = draw(st.sampled_from([1, 1, 1, 2, 2, 3, 7]))
     client, key = OWNERS.get(epoch, ("c1", KEY))
     client = draw(st.sampled_from([client] * 8 + ["c2", "", "\N{SNOWMAN}"]))
@@ -103,7 +103,7 @@ def values(draw):
 
 
 def damaged(value):
-    """Return a strategy: the value as it is, cut, longer, or with another byte."""
+    """Return a strategy: the value unchanged, cut, longer, or with another byte."""
     sound = st.just(value)
     other = st.one_of(
         st.integers(0, len(value)).map(lambda size: value[:size]),
@@ -122,7 +122,7 @@ def usually(value, *others):
 
 entries = st.tuples(
     values(),
-    usually(1, 0, 5, -1, 2**62),  # how far the offset moves
+    usually(1, 0, 5, -1, 2**62),  # step of the offset
     st.sampled_from([0, 0, 1, 3, -2]) | usually(0, OFFSET_MAX, 2**64, -2_000_000),
     usually(LOG_APPEND_TIME, CREATE_TIME, -1),
     usually(0, 1, None),
@@ -156,7 +156,7 @@ def listed(state, drawn):
 
 
 def sendable(entry):
-    """Return the entry as a broker can have sent it."""
+    """Return the entry with only values that a broker can send."""
     kind = LOG_APPEND_TIME if entry.timestamp_type == LOG_APPEND_TIME else CREATE_TIME
     return msgspec.structs.replace(
         entry,
@@ -169,9 +169,9 @@ def sendable(entry):
 
 
 def compare(state, entries, *, except_epoch=NO_EPOCH, start=0):
-    """Fold by both loops; return where they stopped: in Python, and compiled.
+    """Fold with both loops; return where the Python and the compiled loop stopped.
 
-    Packed entries are folded as far as objects of them, by either loop.
+    Either loop must fold packed entries as far as the same entries as objects.
     """
     sent = [sendable(each) for each in entries]
     assert list(packed(sent)) == sent
@@ -225,7 +225,9 @@ def compare_lists(state, entries, *, except_epoch, start):
     is_fenced=st.booleans(),
 )
 @settings(max_examples=400)
-def test_both_loops_agree_on_hostile_values(drawn, start, except_epoch, is_fenced):
+def test_compiled_and_python_loops_agree_on_hostile_values(
+    drawn, start, except_epoch, is_fenced
+):
     state = begun(is_fenced=is_fenced)
     run = listed(state, drawn)
     compare(state, run, except_epoch=except_epoch, start=min(start, len(run)))
@@ -241,7 +243,7 @@ def test_both_loops_agree_on_hostile_values(drawn, start, except_epoch, is_fence
         max_size=30,
     )
 )
-def test_what_this_release_writes_is_folded_as_far_as_in_python(beats):
+def test_heartbeats_of_this_release_are_folded_by_both_loops(beats):
     state = begun(is_fenced=False)
     written = [
         encode(
@@ -257,7 +259,7 @@ def test_what_this_release_writes_is_folded_as_far_as_in_python(beats):
 
 @pytest.mark.parametrize("number", [n for n in EDGES if n <= OFFSET_MAX])
 @pytest.mark.parametrize("form", range(5))
-def test_every_form_of_an_integer_is_read(number, form):
+def test_each_msgpack_form_of_an_integer_is_read(number, form):
     state = begun(is_fenced=False)
     value = (
         encode(beat(1, 9)).removesuffix(b"\x09\xc2") + integer(number, form) + b"\xc2"
@@ -267,13 +269,13 @@ def test_every_form_of_an_integer_is_read(number, form):
 
 
 @pytest.mark.parametrize("size", range(len(encode(beat(1, 300)))))
-def test_every_truncation_is_left(size):
+def test_no_loop_folds_a_truncated_heartbeat(size):
     state = begun(is_fenced=False)
     value = encode(beat(1, 300))[:size]
     assert compare(state, listed(state, [(value, 1, 0, 1, 0, None)])) == (0, 0)
 
 
-def test_more_keys_than_a_table_begins_with():
+def test_heartbeats_of_400_keys_are_folded_by_both_loops():
     log = Log()
     keys = [Key("g", "t", number) for number in range(400)]
     epochs = [log.claimed(key=key) for key in keys]

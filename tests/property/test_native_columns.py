@@ -1,4 +1,4 @@
-"""``native/columns.c`` makes the columns that Python makes, or leaves them to it.
+"""``native/columns.c`` returns the columns of Python, or leaves a batch to Python.
 
 Batches are written by kafka-python and then damaged. Where nothing was compiled, the
 tests are skipped.
@@ -124,7 +124,7 @@ def test_every_truncation_is_left_to_python():
     assert compiled.to_columns([batch], 0, OFFSET_MAX)[0] == 2
 
 
-def test_errors_are_those_of_python():
+def test_bad_attributes_of_a_batch_raise_or_are_left_to_python():
     batch = Batch(base=0, size=1, first_ms=0, append_ms=None, data=b"")
     huge = attrs.evolve(batch, first_ms=2**64)
     assert compiled.to_columns([huge], 0, 1) is None

@@ -1,7 +1,7 @@
-"""Entries of ``native/entries.c`` are those of parsed records, and of kafka-python's.
+"""``native/entries.c`` reads the entries that Python and kafka-python read.
 
-The same fetch is read by each and compared: the entries, where the next fetch begins,
-and the error at which reading ends. Where nothing was compiled, the tests are skipped.
+The tests read a fetch with each and compare the entries, the offset of the next fetch,
+and the error at which reading ends. Where nothing was compiled, they are skipped.
 """
 
 import struct
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(compiled is None, reason="nothing was compiled h
 
 
 def entries_by(native):
-    """Return what reads a fetch of the coordination log."""
+    """Return the class that reads a fetch, with this compiled module or None."""
     consumer = SimpleNamespace(_fetcher=SimpleNamespace(PartitionRecords=None))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "compiled", native)
@@ -89,7 +89,7 @@ def old(value):
 
 @st.composite
 def fetches(draw):
-    """Draw the bytes of a fetch: batches of some leaders, perhaps cut at the end."""
+    """Draw a fetch: batches of several leader epochs, perhaps cut at the end."""
     found, base, epoch = [], draw(st.sampled_from([0, 7, 2**40])), 0
     for _ in range(draw(st.integers(0, 4))):
         content = draw(st.lists(rows, min_size=1, max_size=6))
@@ -111,7 +111,7 @@ def fetches(draw):
 
 @st.composite
 def hostile_fetches(draw):
-    """Draw a fetch with other bytes, whose checksum may be right all the same."""
+    """Draw a fetch with some bytes changed, most often with a right checksum."""
     raw = bytearray(written(draw(st.lists(rows, min_size=1, max_size=4))))
     for _ in range(draw(st.integers(1, 3))):
         raw[draw(st.integers(0, len(raw) - 1))] = draw(st.integers(0, 255))
@@ -127,7 +127,7 @@ def hostile_fetches(draw):
 
 
 def entry_of(item):
-    """Return the entry of a record that kafka-python has made."""
+    """Return a record of kafka-python as an entry."""
     if isinstance(item, LogEntry):
         return item
     return LogEntry(
@@ -140,13 +140,13 @@ def entry_of(item):
 
 
 def read(kind, raw, *, start=0, most=None):
-    """Read a fetch to its end or an error; return everything that it leaves."""
+    """Read a fetch; return entries, next offset, leader epoch and type of error."""
     part = kind(start, PLACE, MemoryRecords(raw))
     entries, error = [], None
     while part:
         try:
             taken = part.take(most)
-        except Exception as raised:  # noqa: BLE001 - it is compared
+        except Exception as raised:  # noqa: BLE001 - its type is compared
             error = type(raised)
             break
         for run in to_runs(taken):
@@ -159,7 +159,10 @@ def read(kind, raw, *, start=0, most=None):
 
 
 def formats_of(raw):
-    """Return the message formats of the batches; kafka-python reads some of others."""
+    """Return the message formats of all batches.
+
+    kafka-python also reads some batches with unknown formats.
+    """
     found, at = set(), 0
     while (end := batch_end(memoryview(raw), at)) is not None and end > at + MAGIC_AT:
         found.add(raw[at + MAGIC_AT])
@@ -173,16 +176,16 @@ portions = st.sampled_from([None, 1, 3])
 
 @given(fetches(), starts, portions)
 @settings(max_examples=300)
-def test_fetches_are_read_as_by_kafka_python(raw, start, most):
+def test_a_fetch_is_read_as_kafka_python_reads_it(raw, start, most):
     entries, position, *rest = read(LENIENT, raw, start=start)
-    # kafka-python's position follows batches that are below the fetch.
+    # kafka-python's position may be below the fetch, after batches below it.
     expected = entries, max(start, position), *rest
     assert read(PACKED, raw, start=start, most=most) == expected
 
 
 @given(hostile_fetches(), starts, st.sampled_from([1, 3, module.RUN_MAX]))
 @settings(max_examples=600)
-def test_hostile_fetches_are_read_as_by_kafka_python(raw, start, run_max):
+def test_a_damaged_fetch_is_read_as_python_reads_it(raw, start, run_max):
     expected = read(PARSED, raw, start=start)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "RUN_MAX", run_max)
@@ -191,12 +194,12 @@ def test_hostile_fetches_are_read_as_by_kafka_python(raw, start, run_max):
     if formats_of(raw) <= {0, 1, 2}:
         theirs = read(LENIENT, raw, start=start)
         assert found[0] == theirs[0]
-        # It has another error for a batch that is too short.
+        # kafka-python raises another error for a batch that is too short.
         assert (found[-1] is None) == (theirs[-1] is None)
 
 
 def packed(raw, *, first=0, most=10**6):
-    """Return the packed entries of a fetch, and how far they reach."""
+    """Return the packed entries of a fetch, and the place behind them."""
     places, behind, *_ = compiled.index_entries(raw, 0, first, most)
     return PackedEntries(raw, places), behind
 
@@ -212,14 +215,14 @@ def packed(raw, *, first=0, most=10**6):
     ],
     ids=["one", "append time", "compressed", "no leader epoch", "old format"],
 )
-def test_only_what_is_unusual_is_left_to_kafka_python(raw, is_native):
+def test_only_unusual_batches_are_left_to_kafka_python(raw, is_native):
     entries, behind = packed(raw)
     assert (bool(entries), behind) == (is_native, len(raw) if is_native else 0)
     assert read(PACKED, raw) == read(LENIENT, raw)
 
 
 @pytest.mark.parametrize("run_max", [1, 499, 500, 501, 10_000])
-def test_long_fetches_are_read_in_runs(monkeypatch, run_max):
+def test_a_long_fetch_is_read_in_runs_of_any_size(monkeypatch, run_max):
     raw = b"".join(
         sealed(written([(1, b"k", b"%d" % at, [])]), base=at) for at in range(1_200)
     )
@@ -228,7 +231,7 @@ def test_long_fetches_are_read_in_runs(monkeypatch, run_max):
     assert compiled.index_entries(raw, 0, 0, 10**6)[1:] == (len(raw), 1_200, 0)
 
 
-def test_a_run_ends_where_another_leader_begins():
+def test_a_run_ends_before_a_batch_of_another_leader_epoch():
     both = [
         sealed(written([(1, None, b"v", [])]), base=at, epoch=at // 2)
         for at in range(4)
@@ -240,14 +243,14 @@ def test_a_run_ends_where_another_leader_begins():
     assert read(PACKED, raw) == read(LENIENT, raw)
 
 
-def test_entries_that_do_not_ascend_are_left():
+def test_a_batch_with_a_lower_offset_is_left_to_python():
     raw = b"".join(sealed(written([(1, None, b"v", [])]), base=at) for at in (5, 4))
     entries, _ = packed(raw)
     assert [each.offset for each in entries] == [5]
     assert [each.offset for each in read(PACKED, raw)[0]] == [5, 4]
 
 
-def test_a_control_batch_that_goes_back_is_left():
+def test_a_control_batch_with_a_lower_offset_is_left_to_python():
     one = sealed(written([(1, None, b"v", [])]), base=9)
     back = sealed(written([(1, None, b"", [])]), base=0, attributes=CONTROL)
     entries, behind = packed(one + back)
@@ -255,7 +258,7 @@ def test_a_control_batch_that_goes_back_is_left():
 
 
 @given(fetches(), st.binary(max_size=2))
-def test_entries_are_found_by_their_heads(raw, head):
+def test_with_head_selects_entries_by_their_first_bytes(raw, head):
     entries, _ = packed(raw)
     wanted = [each for each in entries if (each.value or b"").startswith(head)]
     wanted = [each for each in wanted if each.value is not None]
@@ -263,7 +266,7 @@ def test_entries_are_found_by_their_heads(raw, head):
 
 
 @given(fetches(), st.sampled_from([-1, 0, 4, 5, 2**40, 2**63 - 1]))
-def test_the_first_entry_after_a_time_is_found(raw, time_ms):
+def test_first_later_counts_the_entries_up_to_a_time(raw, time_ms):
     entries, _ = packed(raw)
     later = [
         number
@@ -277,7 +280,7 @@ def test_the_first_entry_after_a_time_is_found(raw, time_ms):
     st.binary(max_size=200),
     st.lists(st.tuples(st.integers(-9, 300), st.integers(-9, 300)), max_size=4),
 )
-def test_a_foreign_index_reads_nothing_outside(raw, drawn):
+def test_an_index_of_any_numbers_reads_no_byte_outside_the_data(raw, drawn):
     places = b"".join(struct.pack("=ii", *each) for each in drawn)
     entries = PackedEntries(raw, places)
     for read_all in (
@@ -292,7 +295,7 @@ def test_a_foreign_index_reads_nothing_outside(raw, drawn):
         assert all(len(each.value or b"") <= len(raw) for each in found)
 
 
-def test_places_outside_of_the_data_have_no_entries():
+def test_places_outside_the_data_give_no_entries_or_an_error():
     raw = sealed(bytes(new_batch().build()), base=0)
     for at in (-1, len(raw), len(raw) + 1, 2**62):
         assert compiled.index_entries(raw, at, 0, 9)[:2] == (b"", at)

@@ -1,7 +1,7 @@
-"""Records that ``native/records.c`` cuts out of a fetch are those of kafka-python.
+"""``native/records.c`` reads the records of a fetch that kafka-python reads.
 
-Whatever batches with right checksums have in them, a reader returns the same records,
-the same position and the same kind of error with and without the compiled functions.
+For batches with right checksums and any content, a reader returns the same records,
+the same position and the same type of error with and without the compiled functions.
 Where nothing was compiled, the tests are skipped.
 """
 
@@ -41,7 +41,7 @@ rows = st.lists(st.tuples(times, parts, parts, headers), min_size=1, max_size=8)
 
 @st.composite
 def batches(draw, *, is_hostile):
-    """Draw a batch, perhaps with other bytes and another count, its checksum right."""
+    """Draw a batch with a right checksum, perhaps with other bytes and count."""
     builder = new_batch()
     gap = draw(st.sampled_from([1] * 9 + [3]))
     for at, (time_ms, key, value, pairs) in enumerate(draw(rows)):
@@ -64,7 +64,7 @@ def batches(draw, *, is_hostile):
 
 @st.composite
 def fetches(draw, *, is_hostile):
-    """Draw batches that follow each other, perhaps with gaps and other epochs."""
+    """Draw consecutive batches, perhaps with gaps and higher leader epochs."""
     found, base, epoch = b"", 0, 0
     for _ in range(draw(st.integers(1, 5))):
         raw = bytearray(draw(batches(is_hostile=is_hostile and draw(st.booleans()))))
@@ -78,7 +78,11 @@ def fetches(draw, *, is_hostile):
 
 
 def read(raw, *, start, portion, can_pack, aborted=()):
-    """Read a fetch in portions; return all records, the position and the error."""
+    """Read a fetch in portions.
+
+    Returns:
+        All records, the position, the type of the error, and how many were packed.
+    """
     part = FetchedRecords(
         FetchData(place=PLACE, offset=start, data=memoryview(raw), aborted=aborted),
         parser=python_records,
@@ -133,8 +137,8 @@ def test_hostile_fetches_are_read_as_in_python(raw, start, portion):
     assert found == expected
 
 
-def test_offsets_that_go_back_are_those_of_python():
-    """The first batch has a record behind its own end, where a fetch may begin."""
+def test_batches_with_falling_offsets_are_read_as_in_python():
+    """A record of the first batch has an offset behind the end of that batch."""
     raw = b""
     for base, delta in ((0, 3), (2, 0), (3, 0)):
         builder = new_batch()
@@ -151,7 +155,7 @@ def test_offsets_that_go_back_are_those_of_python():
 
 
 @given(st.lists(rows, min_size=1, max_size=4))
-def test_sound_batches_without_a_gap_are_one_piece(contents):
+def test_sound_batches_without_a_gap_form_one_packed_piece(contents):
     raw, base = b"", 0
     for content in contents:
         builder = new_batch()
@@ -188,7 +192,7 @@ def test_every_truncation_of_a_batch_is_left_to_python():
 @pytest.mark.parametrize(
     "size", [0, 1, 7, 8, 1_400, 1_535, 1_536, 1_537, 5_000, 70_001]
 )
-def test_checksums_of_every_size_are_compared(size):
+def test_a_wrong_checksum_of_a_batch_of_any_size_is_detected(size):
     builder = new_batch()
     value = bytes(number * 7 & 255 for number in range(size))
     builder.append(0, timestamp=5, key=None, value=value, headers=[])

@@ -1,4 +1,4 @@
-"""A view of the past is the state that a replay of the whole log has at that moment."""
+"""A view of a past moment equals a replay of the whole log up to that moment."""
 
 import random
 
@@ -43,9 +43,10 @@ class Scene:
         return log
 
     def is_beyond_the_bound(self, t, time_ms):
-        """Return whether no checkpoint of the view lies below what brokers look up.
+        """Return whether no usable checkpoint lies below the brokers' look-up.
 
-        They count the timestamps of clients, too, and a clock that stepped back.
+        Brokers look at all timestamps: also those of clients, and those after a clock
+        stepped back.
         """
         log, start = self.logs[t], self.starts[t]
         later = (e.offset for e in log.entries if e.timestamp_ms > time_ms)
@@ -53,7 +54,7 @@ class Scene:
         return bound is not None and not log.knows(log.at_offset(bound - 1), start)
 
     def compare(self, world, expected, *, time_ms=None):
-        """Compare the view with a replay, and with what can be known."""
+        """Compare the states of a view, and those it lacks, with a replay."""
         unknown = [
             t
             for t, state in expected.items()

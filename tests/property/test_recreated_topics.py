@@ -1,7 +1,7 @@
-"""Small fleets whose topic is deleted and created again at random: S3 of each topic.
+"""Two members whose topic is deleted and created again at random: S3 for each topic.
 
-Every record's value names the topic that it was written to, so that offsets of
-several topics of one name are distinguished.
+The value of each record names the topic that it was written to, so that equal offsets
+of several topics of one name are distinguished.
 """
 
 import random
@@ -18,7 +18,7 @@ STEP_MS = 100
 
 
 class Fleet:
-    """Two members that consume one partition, and what they were handed."""
+    """Two members that consume one partition, and the records handed to them."""
 
     def __init__(self, seed, delivery):
         self.rng = random.Random(seed)
@@ -46,7 +46,7 @@ class Fleet:
             self.written[self.life] += 1
 
     def recreate(self):
-        """Delete the topic; it is there again at once, or with the next write."""
+        """Delete the topic if it exists; mostly, create it again at once."""
         if self.cluster.kafka.has_topic("t"):
             self.cluster.kafka.delete_topic("t")
         if self.rng.random() < 0.7:
@@ -69,7 +69,7 @@ class Fleet:
             node.consumer.commit()
 
     def live(self):
-        """Let one random thing happen, then a little time pass."""
+        """Do one random action, then let ``STEP_MS`` pass."""
         what = self.rng.random()
         if what < 0.02:
             self.recreate()
@@ -87,7 +87,7 @@ class Fleet:
     def settle(self):
         """Have the last topic consumed to its end."""
         self.create()
-        # Of this one nothing is lost with a process: nobody dies any more.
+        # No process crashes any more, so no record of this topic may be lost.
         self.recreate_for_good()
         end = self.written[self.life]
 
@@ -113,7 +113,7 @@ class Fleet:
 
 @pytest.mark.parametrize("delivery", [ALO, AMO], ids=["alo", "amo"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_each_topic_of_a_name_is_consumed_by_its_own_offsets(seed, delivery):
+def test_a_recreated_topic_is_consumed_by_its_own_offsets(seed, delivery):
     fleet = Fleet(seed, delivery)
     for _ in range(ROUNDS):
         fleet.live()

@@ -1,4 +1,4 @@
-"""Whatever a sidecar says, and however often: what has ended here stays ended."""
+"""A claim that has ended in a client stays ended, whatever events a sidecar sends."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ EPOCHS = st.integers(1, 4)
 
 @st.composite
 def events(draw):
-    """One event, or an act of the application."""
+    """Draw an event of the sidecar, or an action of the application."""
     what = draw(
         st.sampled_from(["assigned", "lost", "releasing", "snapshot", "poll", "tick"])
     )
@@ -36,7 +36,7 @@ def apply(rig, consumer, event):
 
 
 def having(rig):
-    """Return what may be handed out, and under which claim."""
+    """Return epoch, position, and whether it is not draining, of each holding."""
     return {
         place: (holding.claim.epoch, holding.position, holding.drain is None)
         for place, holding in rig.session.holdings.items()
@@ -45,7 +45,7 @@ def having(rig):
 
 def opened():
     rig = RemoteRig(records=(6, 6))
-    # A loss is part of the course, so it raises no error.
+    # Claims are lost on purpose: with a callback, a loss raises no error.
     return rig, rig.consumer(most=2, on_lost=lambda *_: None)
 
 
@@ -61,7 +61,7 @@ def test_a_repeated_event_changes_nothing(course):
 
 
 @given(st.lists(events(), min_size=6, max_size=30))
-def test_claims_of_a_key_only_grow(course):
+def test_the_epoch_of_a_key_never_falls(course):
     rig, consumer = opened()
     newest = {}
     for event in course:
@@ -75,7 +75,7 @@ def test_claims_of_a_key_only_grow(course):
 
 
 @given(st.lists(events(), min_size=6, max_size=30), EPOCHS)
-def test_a_snapshot_ends_whatever_it_does_not_list(course, epoch):
+def test_a_snapshot_ends_each_claim_that_it_does_not_list(course, epoch):
     rig, consumer = opened()
     for event in course:
         apply(rig, consumer, event)

@@ -1,4 +1,4 @@
-"""Random logs in which an admin brings back a state with locked keys (PROTOCOL 7.6)."""
+"""Random logs in which a Reset restores a state with locked keys (PROTOCOL 7.6)."""
 
 import random
 
@@ -22,7 +22,7 @@ class Written:
     """A log with a Reset.
 
     Attributes:
-        entries: All of it: what came before the Reset, the Reset, and more.
+        entries: All entries, before, of and after the Reset.
         at: Number of entries up to the end of the Reset.
         carried: The state that the Reset carries; it has locked keys.
     """
@@ -33,7 +33,7 @@ class Written:
 
 
 def follow(entries, last, records):
-    """Return entries of records behind another one, at its time."""
+    """Return entries of the records after entry ``last``, with its time."""
     return [
         replace(last, offset=last.offset + number, value=encode(record))
         for number, record in enumerate(records, 1)
@@ -70,7 +70,7 @@ def _logs():
     return written
 
 
-def test_locks_are_as_in_the_state_that_was_carried(logs):
+def test_a_reset_restores_exactly_the_locks_of_its_state(logs):
     again = 0
     for log in logs:
         before, after = fold(log.entries[: log.at - 1]), fold(log.entries[: log.at])
@@ -83,7 +83,7 @@ def test_locks_are_as_in_the_state_that_was_carried(logs):
     assert again > 0  # otherwise a Reset that leaves locks alone would pass
 
 
-def test_snapshots_and_tails_are_the_whole(logs):
+def test_a_fold_saved_at_each_entry_equals_the_whole_fold(logs):
     for log in logs:
         whole, chain = WorldState(0), WorldState(0)
         for entry in log.entries:
@@ -94,7 +94,7 @@ def test_snapshots_and_tails_are_the_whole(logs):
         assert to_bytes(chain) == to_bytes(whole)
 
 
-def test_derived_parts_are_those_of_a_rebuild(logs):
+def test_derived_state_after_a_reset_equals_a_rebuild(logs):
     for log in logs:
         for end in (log.at, len(log.entries)):
             state = fold(log.entries[:end])
@@ -103,14 +103,14 @@ def test_derived_parts_are_those_of_a_rebuild(logs):
             locked = {name: dict(keys) for name, keys in state.locked.items() if keys}
             state.rebuild_derived()
             assert (state.epochs, state.over) == derived
-            # Of a pause that was ended an earlier time may be left.
+            # ``lapses_ms`` may still be that of a pause that has ended: a lower bound.
             if state.lapses_ms is not None:
                 assert lapses_ms is not None
                 assert lapses_ms <= state.lapses_ms
             assert state.locked == locked
 
 
-def test_the_judge_finds_nothing(logs):
+def test_the_log_judge_finds_no_violation_in_logs_with_a_reset(logs):
     for log in logs:
         state = WorldState(0)
         judge = LogJudge(state)
@@ -119,7 +119,7 @@ def test_the_judge_finds_nothing(logs):
                 assert judge.take(transition) == []
 
 
-def test_locks_that_came_back_can_be_resolved(logs):
+def test_locks_that_a_reset_restores_can_be_resolved(logs):
     for log in logs:
         entries = log.entries[: log.at]
         for group_id, op_id in log.carried.locked:

@@ -1,7 +1,7 @@
 """A sidecar, its clients and a rival on another host, driven at random.
 
-At every instant at most one of them may use a key by its own deadlines, and no
-token is ever used by two processes (PROTOCOL 12; docs/ARCHITECTURE.md, The sidecar).
+At every instant at most one of them may use a key by its own deadlines, and no two
+processes ever use one token (PROTOCOL 12; docs/ARCHITECTURE.md, The sidecar).
 """
 
 import contextlib
@@ -46,7 +46,7 @@ def warm(partition, position, from_client):
 
 
 class Sidecars(RuleBasedStateMachine):
-    """Who may use which key, by the deadlines that were sent."""
+    """The processes, and which may use a key by the deadlines sent to them."""
 
     @initialize(warms=st.sets(WHO))
     def begin(self, warms):
@@ -70,14 +70,14 @@ class Sidecars(RuleBasedStateMachine):
             self.subscribe(name)
 
     def subscribe(self, name):
-        # Cut off from the cluster, it cannot look up the topics.
+        # A sidecar that is cut off from the cluster cannot look up topics.
         client = self.clients[name]
         with contextlib.suppress(CoordinationError):
             client.subscribe(warms=name in self.warms)
             self.subscribed.add(client)
 
     def teardown(self):
-        """Heal everything, and require that every key is used again (11, L6)."""
+        """End all faults, and require that every key is used again (11, L6)."""
         if not hasattr(self, "folder"):
             return
         for name in NAMES:
@@ -135,7 +135,7 @@ class Sidecars(RuleBasedStateMachine):
                 client.register()
                 self.subscribe(name)
 
-    # --- faults and actions, and how long the clients run afterwards
+    # --- faults and actions; afterwards all clients run for ``after_ms``
 
     @rule(after_ms=AFTER)
     def nothing(self, after_ms):
@@ -148,7 +148,7 @@ class Sidecars(RuleBasedStateMachine):
 
     @rule(name=WHO, duration_ms=WHILE, after_ms=AFTER)
     def one_only_beats(self, name, duration_ms, after_ms):
-        """It is stuck in a handler: it reads no events and releases nothing."""
+        """A client sends heartbeats, but reads no events and releases nothing."""
         for _ in range(duration_ms // BEAT_MS):
             self.pass_time(BEAT_MS, [other for other in NAMES if other != name])
             if self.is_up and name in self.clients:
@@ -158,7 +158,7 @@ class Sidecars(RuleBasedStateMachine):
 
     @rule(name=WHO, other=WHO, is_known=st.booleans(), after_ms=AFTER)
     def one_is_ready(self, name, other, is_known, after_ms):
-        """For what it was asked to warm up for, or the other was; or for anything."""
+        """A client reports ready for keys that ``other`` warms up for, or holds."""
         client, asked = self.clients.get(name), self.clients.get(other)
         if self.is_up and client is not None and asked is not None:
             offers = asked.warm if is_known else asked.held

@@ -1,4 +1,4 @@
-"""No state within the limits of its Config has more bytes than they allow."""
+"""The snapshot of a state within the limits of its Config has a bounded size."""
 
 import msgspec
 from logkit import (
@@ -84,7 +84,7 @@ def biggest_group(group, name):
     )
 
 
-def test_no_state_within_the_limits_has_more_bytes():
+def test_the_largest_state_within_the_limits_fits_the_byte_bound():
     far, name, topic = 2**63 - 1, "n" * 199, "t" * 249
     long_ago = -(2**63)
     settled = config(keys=3, groups=2, operations=128, era=2**32 - 1)
@@ -137,7 +137,7 @@ def test_no_state_within_the_limits_has_more_bytes():
     assert len(value) <= bytes_max(settled)
 
 
-def test_a_key_with_the_longest_offer_is_within_the_bound():
+def test_a_key_with_the_longest_offer_fits_the_byte_bound():
     """An owned key has neither a lock nor a preferred successor."""
     name, far = "n" * 199, 2**63 - 1
     log = Log()

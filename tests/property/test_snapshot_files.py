@@ -1,4 +1,4 @@
-"""PROTOCOL 7.4 by way of files: any of them is a valid start (S5)."""
+"""Snapshots in files: a start from any valid file gives the same state (7.4, S5)."""
 
 import tempfile
 from pathlib import Path
@@ -22,7 +22,7 @@ TOPIC_ID = b"t" * 16
 
 
 def through_a_file(state, folder):
-    """Keep a state in a file, and return what a start would make of it."""
+    """Save a state in a file; return the state that a start reads from it."""
     folder.save(capture(state, source="a test"))
     (kept,) = folder.find({state.partition: None}, log=None, timeout_ms=0).values()
     assert kept.offset == state.next_offset
@@ -33,8 +33,8 @@ def through_a_file(state, folder):
 
 @settings(max_examples=8)
 @given(SEEDS)
-@example(29)  # an open offer, whose begin was not kept
-def test_every_file_and_its_tail_are_the_whole(seed):
+@example(29)  # an open offer, whose begin was once not saved
+def test_a_snapshot_file_and_its_tail_equal_the_whole_log(seed):
     log = write_log(seed)
     with tempfile.TemporaryDirectory() as home:
         folder = SnapshotFolder(Path(home), cluster_id="c", topic_id=TOPIC_ID)
@@ -54,8 +54,8 @@ def test_every_file_and_its_tail_are_the_whole(seed):
 
 @settings(max_examples=40)
 @given(SEEDS, st.data())
-def test_a_changed_file_is_refused_or_unchanged(seed, data):
-    """A changed file with a valid checksum has another digest."""
+def test_a_snapshot_with_a_flipped_bit_is_refused(seed, data):
+    """The checksum of the file is valid, so only the digest differs."""
     state = WorldState(0)
     for entry in write_log(seed):
         apply(state, entry)
@@ -72,7 +72,7 @@ def test_a_changed_file_is_refused_or_unchanged(seed, data):
 
 
 @given(st.binary(max_size=400))
-def test_any_bytes_are_a_file_or_refused(value):
+def test_a_file_of_random_bytes_gives_no_snapshot(value):
     with tempfile.TemporaryDirectory() as home:
         folder = SnapshotFolder(Path(home), cluster_id="c", topic_id=TOPIC_ID)
         folder.path.mkdir(parents=True)

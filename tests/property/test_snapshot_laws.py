@@ -1,4 +1,4 @@
-"""Whatever a snapshot was turned into, it is refused or it is one."""
+"""A changed snapshot is refused, or it is the canonical snapshot of some state."""
 
 import msgspec
 import pytest
@@ -30,7 +30,7 @@ FRAMES = [encode(record) for record in all_records()]
 
 
 def amid_set_positions():
-    """Return a state with previous, a lock, an open verdict and a fence."""
+    """Return a state with a replaced position, a lock, an open verdict and a fence."""
     log = Log(level=2)
     log.append(release(log.claimed(topic_id=ident("topic")), 5))
     for op in (ident("op"), ident("other")):
@@ -50,7 +50,7 @@ SAVED.append(to_bytes(amid_set_positions()))
 
 
 def read(value):
-    """Return the state, or None where the bytes are refused; nothing else is raised."""
+    """Return the state; None if the bytes are refused with ``MalformedRecord``."""
     try:
         return from_bytes(value)
     except MalformedRecord:
@@ -62,7 +62,7 @@ def read(value):
     st.lists(st.tuples(st.integers(0, 4_000), st.integers(0, 255)), max_size=4),
     st.integers(0, 4_000),
 )
-def test_damaged_bytes_are_refused_or_canonical(value, changes, cut):
+def test_a_damaged_snapshot_is_refused_or_canonical(value, changes, cut):
     damaged = bytearray(value)
     for at, byte in changes:
         damaged[at % len(damaged)] = byte
@@ -75,7 +75,7 @@ def test_damaged_bytes_are_refused_or_canonical(value, changes, cut):
 
 
 def goes_on(state):
-    """Fold one of each kind on top: whatever the state says, nothing raises."""
+    """Fold a record of each type into the state; none may raise."""
     epoch = (state.leader_epoch or 0) + 1
     for value in FRAMES:
         if state.halted is None and state.next_offset < OFFSET_MAX:
@@ -100,7 +100,7 @@ anything = st.recursive(
 
 
 def places(value, path=()):
-    """Yield the way to every element of nested lists."""
+    """Yield the path to every element of nested lists."""
     yield path
     if isinstance(value, list):
         for at, each in enumerate(value):
@@ -108,7 +108,7 @@ def places(value, path=()):
 
 
 @given(st.sampled_from(SAVED), st.integers(0, 10_000), anything)
-def test_any_element_in_place_of_another(value, at, other):
+def test_a_snapshot_with_another_element_is_refused_or_canonical(value, at, other):
     tree = msgspec.msgpack.decode(value)
     every = list(places(tree))
     path = every[at % len(every)]
@@ -128,10 +128,10 @@ def test_any_element_in_place_of_another(value, at, other):
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes(value):
+def test_random_bytes_are_refused_as_a_snapshot(value):
     assert read(value) is None
 
 
 @pytest.mark.parametrize("value", SAVED)
-def test_the_undamaged_are_read(value):
+def test_an_undamaged_snapshot_is_read(value):
     assert read(value) is not None

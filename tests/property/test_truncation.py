@@ -1,8 +1,7 @@
-"""Logs that go back at random under whole fleets: PROTOCOL 7.5.
+"""Fleets whose coordination log is truncated at random (PROTOCOL 7.5).
 
-What a log that went back has forgotten, nobody can undo. What must hold: every engine
-goes on, what the log gives stays exclusive, and at most once nothing is handed out
-twice that nobody has reported as exposed.
+Every engine must continue, each key must have one holder afterwards, and at most once
+only offsets that were reported as exposed may be handed out twice.
 """
 
 import random
@@ -22,7 +21,7 @@ def poll(node, seen):
 
 
 def exposed(nodes):
-    """Return which offsets were reported as exposed, by partition."""
+    """Return the offsets that were reported as exposed, by partition."""
     found = {}
     for node in nodes:
         for event in node.observer.named("grant_exposed"):
@@ -43,7 +42,7 @@ def drive(cluster, nodes, seen, duration_ms):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_nothing_is_handed_out_twice_unless_it_was_reported(seed):
+def test_only_offsets_reported_as_exposed_are_handed_out_twice(seed):
     chance = random.Random(seed)
     cluster = world(records=(400,) * 4)
     nodes = [
@@ -54,9 +53,9 @@ def test_nothing_is_handed_out_twice_unless_it_was_reported(seed):
     for leader in range(1, ROUNDS + 1):
         drive(cluster, nodes, seen, chance.randrange(200, 2 * H))
         log = cluster.kafka.log(cluster.place(0))
-        # Kafka's committed offsets would make up for what the log forgets.
+        # Kafka's committed offsets would replace the positions that the log loses.
         cluster.kafka.groups.clear()
-        # Never below the Config: without it, there is no world at all.
+        # The Config always stays: without it, no key can be claimed.
         end = max(1, log.end - int(chance.paretovariate(0.7)))
         granted = [n for n, line in enumerate(lines(cluster)) if is_grant(line)]
         if granted and chance.randrange(2):
@@ -69,7 +68,7 @@ def test_nothing_is_handed_out_twice_unless_it_was_reported(seed):
     for partition, offsets in seen.items():
         twice = {offset for offset in offsets if offsets.count(offset) > 1}
         assert twice <= reported.get(partition, set()), (seed, partition, sorted(twice))
-    # It has healed: each key has one holder, the one that the log says.
+    # In the end each key has one holder, which is the owner in the log.
     state = fold(cluster)
     for number in range(4):
         key = Key("g", "t", number)

@@ -1,4 +1,4 @@
-"""The fold and its naive twin agree, entry by entry, on logs that seek trouble."""
+"""The fold and its naive twin agree on each entry of random logs."""
 
 import random
 from collections import Counter
@@ -16,7 +16,7 @@ from kafka_marshal.protocol.hashing import coordinating_partition
 
 @given(st.binary(min_size=500, max_size=500))
 @settings(max_examples=150)
-def test_twins_agree_and_failures_shrink(choices):
+def test_twins_agree_on_logs_that_hypothesis_can_shrink(choices):
     compare(picker(choices), entries=30)
 
 
@@ -36,7 +36,7 @@ SEEN = [
 @pytest.mark.parametrize(
     ("partition", "k"), [pytest.param(0, 1, id="K=1"), pytest.param(1, 2, id="K=2")]
 )
-def test_twins_agree_on_many_logs(partition, k):
+def test_twins_agree_on_random_logs_with_every_outcome(partition, k):
     names = Counter()
     for seed in range(600):
         rng = random.Random(seed)
@@ -52,8 +52,8 @@ RESIZED = [
 ]
 
 
-def test_twins_agree_on_changes_of_the_count():
-    """PROTOCOL 10, in sources and targets, of more and of fewer."""
+def test_twins_agree_on_changes_of_the_partition_count():
+    """PROTOCOL 10, in sources and targets, for larger and smaller counts."""
     names = Counter()
     for seed in range(1_200):
         names += compare_resized(seed)
@@ -65,7 +65,7 @@ GROWN = ["growing", "grown", "growth_withdrawn", "growth", "known", "busy", "lim
 
 
 def test_twins_agree_on_growths_of_data_topics():
-    """PROTOCOL 9.10, also in a partition that keeps none."""
+    """PROTOCOL 9.10, also in a partition that is not partition 0."""
     names = Counter()
     for seed in range(400):
         rng = random.Random(seed)
@@ -81,8 +81,8 @@ NONSENSE = [
 ]
 
 
-def test_twins_agree_on_nonsense():
-    """What a hostile process writes that knows the log: valid, of every type."""
+def test_twins_agree_on_valid_records_of_a_hostile_process():
+    """Records of every type, by a process that knows the log (``nonsense``)."""
     names = Counter()
     for seed in range(400):
         rng = random.Random(seed)
@@ -93,7 +93,7 @@ def test_twins_agree_on_nonsense():
     assert not rare, "nonsense no longer goes there"
 
 
-def test_twins_agree_on_halting():
+def test_twins_agree_on_configs_that_halt_a_reader():
     halts = 0
     for seed in range(200):
         rng = random.Random(seed)
@@ -102,7 +102,7 @@ def test_twins_agree_on_halting():
 
 
 @given(st.text(max_size=20), st.integers(0, 2**31 - 1))
-def test_the_twins_own_hash(topic, partition):
+def test_the_hash_of_the_twin_equals_that_of_the_product(topic, partition):
     try:
         name = topic.encode() + b"\0" + str(partition).encode()
     except UnicodeEncodeError:

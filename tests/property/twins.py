@@ -29,7 +29,7 @@ def compare(
     writes=Author,
     **kinds,
 ):
-    """Write a log and fold it twice; return the transitions' names."""
+    """Write a log and fold it twice; return how often each outcome occurred."""
     naive = Naive(partition)
     state = WorldState(partition)
     author = writes(pick, naive, k=k, may_halt=may_halt, **kinds)
@@ -57,7 +57,7 @@ def compare(
 
 
 def compare_resized(seed):
-    """Compare a log with changes of the partition count, of a source or a target."""
+    """Compare a log of a source or a target of changes of the partition count."""
     rng = random.Random(seed)
     partition, k = rng.choice(((0, 1), (0, 2), (1, 2), (1, 1), (2, 2), (3, 2)))
     return compare(
@@ -87,7 +87,7 @@ def hard_part(state):
 
 
 def operations(state):
-    """Return what 4.13, 8 and 9.4 keep, read from the canonical bytes (PROTOCOL 4)."""
+    """Return the state of 4.13, 8 and 9.4 in the canonical bytes (PROTOCOL 4)."""
     _, _, keys, groups, _ = msgspec.msgpack.decode(to_bytes(state))
     named = {tuple(item[1:4]): item for item in keys}
     return {
@@ -110,7 +110,7 @@ def operations(state):
 
 
 def more(groups, number):
-    """Yield the groups that have an element of this number among their more ones."""
+    """Yield the groups whose optional elements include one with this number."""
     for item in groups:
         for mark, value in item[4] if len(item) > 4 else ():
             if mark == number:

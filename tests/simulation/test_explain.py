@@ -1,8 +1,8 @@
-"""Answers about the past of simulated fleets, against what is known apart from them.
+"""Answers about the past of simulated fleets, against independent accounts.
 
-The fold, the historian and the chain are not asked what is true. That comes from the
-processes (who was handed records, under which token), from admins (what they were asked
-to set), from the records as they were appended, and from the naive twin's verdicts.
+The expected answers come not from the fold, the historian or the chain, but from the
+processes (which was handed records, under which token), from admins (the positions that
+they set), from the appended records, and from the naive twin's verdicts.
 """
 
 import random
@@ -35,7 +35,7 @@ KINDS = [name for name in FAULTS if name not in {*KEPT, *LEVELS, DAMAGE}]
 
 
 class Story:
-    """One simulated fleet: its logs, what its processes did, and answers about it."""
+    """One simulated fleet: its logs, the actions of its processes, answers about it."""
 
     def __init__(self, seed, monkeypatch):
         self.rng = random.Random(seed)
@@ -80,7 +80,7 @@ class Story:
                 assert claim.ended_by == change["by"], change
             if change["is_release"]:
                 assert claim.reason == change["reason"], change
-            # The same record may have ended a pause, before it was judged.
+            # The same record may have ended a pause before it was judged.
             at = [e for e in chain.events if e.offset == change["offset"]]
             assert (at[-1].what, at[-1].owner) == (change["what"], change["before"])
             self.asked["moved"] += 1
@@ -103,7 +103,7 @@ class Story:
             self.asked["refused"] += 1
 
     def ask_who_worked(self, key, chain):
-        """A process that was handed records under a token owned the key under it."""
+        """Check that the process handed records under a token owned the key with it."""
         worked = [
             each
             for each in self.world.chronicle.operations
@@ -130,7 +130,7 @@ class Story:
 
 
 class Truth:
-    """What the twin and the records say of one key."""
+    """The account of one key by the twin and the appended records."""
 
     def __init__(self, number, entries, key):
         self.number, self.entries, self.key = number, entries, key
@@ -138,7 +138,7 @@ class Truth:
         self.paused_by = {}
 
     def follow(self, moments, asked):
-        """Fold the log twice, and ask at some moments; return the chain."""
+        """Fold the log with both folds, compare at some moments; return the chain."""
         twin, chain = Naive(self.number), KeyChain(self.key)
         world = WorldState(self.number)
         for index, entry in enumerate(self.entries):
@@ -202,7 +202,7 @@ class Truth:
         self.won[-1] |= {"ending": ending, "until": offset, "by": by}
 
     def compare(self, twin, chain, world):
-        """Ask who owns the key now, and why."""
+        """Compare the owner and state of the key in the answer with the twin's."""
         state = twin.keys.get(tuple(self.key))
         text, word = why(chain, world), state_of(chain, world)
         paused = twin.pauses.get(self.key.group_id)
@@ -228,7 +228,7 @@ class Truth:
 
 
 def run(seed, kinds, monkeypatch):
-    """Run a fleet in which these things go wrong; return its world."""
+    """Run a fleet with these kinds of faults; return its world."""
     worlds = []
 
     class Kept(World):
@@ -292,7 +292,7 @@ def without_pauses(monkeypatch):
         without_pauses,
     ],
 )
-def test_a_wrong_answer_is_found(monkeypatch, plant):
+def test_each_kind_of_wrong_answer_fails_the_comparison(monkeypatch, plant):
     plant(monkeypatch)
     with pytest.raises(AssertionError):
         ask_all(monkeypatch, Counter())

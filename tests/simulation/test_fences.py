@@ -1,4 +1,4 @@
-"""Admins fence processes and schedule pauses: a slice of many seeds.
+"""Fleets in which admins fence processes and schedule pauses: a slice of many seeds.
 
 Full size: ``PROOF=1``, or ``python -m simulator --also fences,schedules``.
 """

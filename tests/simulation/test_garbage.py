@@ -48,7 +48,7 @@ def test_the_table_lists_every_variant():
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_coverage_left_to_policies_is_caught(monkeypatch, run):
+def test_members_that_claim_only_policy_keys_are_caught(monkeypatch, run):
     run()
     plant = variants.claim_only_what_the_policy_names
     plant(monkeypatch)

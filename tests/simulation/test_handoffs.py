@@ -1,4 +1,4 @@
-"""Members warm up soon, late, never, or die at it (PROTOCOL 9.5): some of many seeds.
+"""Members warm up soon, late or never, or crash meanwhile (9.5): some of many seeds.
 
 Full size: ``PROOF=1``, or ``python -m simulator --also handoffs``.
 """
@@ -14,9 +14,10 @@ from simulator.coverage import HANDED
 from simulator.plan import HANDOFFS, MINUTE_MS
 from simulator.simulate import SimulationFailed, simulate
 
-# Of the seeds 0 to 15, those that hand over or lose a process at it, in 4 minutes.
+# Those of the seeds 0 to 15 with a handoff, or a process that crashes while it warms
+# up, in 4 minutes.
 CHOSEN = [0, 1, 4, 12, 14]
-LAPSED = "handoff_lapsed"  # seldom, where much else goes wrong
+LAPSED = "handoff_lapsed"  # rare beside other faults
 SEEDS = slices.seeds_of(quick=CHOSEN, full=1_000)
 
 
@@ -46,7 +47,7 @@ BROKEN = variants.listed("broken handoffs of fleets")
 
 
 def use_all_warm_records(patch):
-    """A successor hands out all that it fetched, not from its position on."""
+    """A successor hands out all fetched records, also those below its position."""
 
     def since(self, _position, *, topic_id, token):
         return joined_records(self.chunks, token)
@@ -54,7 +55,7 @@ def use_all_warm_records(patch):
     patch.setattr(WarmRecords, "since", since)
 
 
-# With a seed of each, which hands a partition over, and what else goes wrong in it.
+# Each with a seed that hands a partition over, and the other faults in it.
 PLANTED = [
     (variants.go_on_after_a_handoff, 1, ("stop", "late")),
     (use_all_warm_records, 3, ()),

@@ -1,6 +1,6 @@
 """A bounded slice of the simulation of sidecars: fixed seeds, and broken variants.
 
-Look for trouble with other seeds by:
+Run other seeds with:
 SIMULATION_SEEDS=1000:1200 pytest tests/simulation/test_hosted.py
 """
 
@@ -27,7 +27,7 @@ PLANNING_SEEDS = slices.seeds_of(quick=range(4), full=400)
 BATCH = 4
 FOR_EVER_MS = 10**12
 NEAR = 8
-# Each was found by a seed, and mended since.
+# Each seed once showed a fault that is fixed now.
 FOUND = [
     pytest.param(2, id="a-late-end-of-a-claim-request-ended-the-next"),
     pytest.param(307, id="ids-of-an-earlier-ring-were-taken-for-new-ones"),
@@ -41,7 +41,7 @@ def batches():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", batches(), ids=lambda r: f"{r.start}-{r.stop - 1}")
-def test_every_invariant_holds(seeds, record_property):
+def test_every_invariant_holds_in_fleets_with_sidecars(seeds, record_property):
     reports = [simulate_hosted(seed) for seed in seeds]
     handed = sum(report.handed for report in reports)
     record_property("seeds", len(seeds))
@@ -61,14 +61,14 @@ def test_a_seed_repeats_byte_for_byte():
     assert len(first.transcript) > 100
 
 
-def test_at_most_once_continues_within_a_small_span():
-    """In the end everything is handed out: a refusal of each request would show."""
+def test_at_most_once_hands_out_all_records_with_a_small_span():
+    """The run fails unless all records are handed out, so requests are granted."""
     report = simulate_hosted(5, rounds=60, delivery=Delivery.AT_MOST_ONCE, span=2)
     assert report.handed > 0
 
 
 @pytest.mark.slow
-def test_clients_warm_up_late_never_or_die_at_it():
+def test_clients_of_sidecars_warm_up_or_die_while_warming_up():
     seen = Counter()
     for seed in WARMING_SEEDS:
         faults = ("handoffs", "crash", "answers", "line", "stop", "churn")
@@ -78,7 +78,7 @@ def test_clients_warm_up_late_never_or_die_at_it():
 
 
 @pytest.mark.slow
-def test_hosts_follow_plans_and_survive_nonsense(tmp_path):
+def test_hosts_write_plans_beside_nonsensical_ones(tmp_path):
     faults = ("plans", "crash", "death", "line", "stop", "churn", "drain")
     written, seen = 0, Counter()
     for seed in PLANNING_SEEDS:
@@ -87,7 +87,7 @@ def test_hosts_follow_plans_and_survive_nonsense(tmp_path):
         world = HostedWorld(seed, folder=folder, faults=faults)
         seen.update(HostedSimulation(world).run().seen)
         written += max(state.plan_generation(GROUP) for state in world.watcher.worlds)
-    assert 0 < seen["plans"] < written  # the others are of members
+    assert 0 < seen["plans"] < written  # ``plans``: the others are the members' Plans
 
 
 def test_every_fault_is_drawn(tmp_path):
@@ -107,7 +107,7 @@ def grant_before_the_deadline(patch):
 
 
 def release_on_a_lost_connection(patch):
-    """A client that is away for a while is treated as dead."""
+    """A client that is disconnected for a while is treated as dead."""
     plain = LocalGroup._expire
 
     def expire(self, now_ms):
@@ -126,14 +126,14 @@ def no_deadline(patch):
 
 
 def no_lease_journal(patch):
-    """A restarted sidecar resumes without the deadlines that it had sent."""
+    """A restarted sidecar ignores the deadlines that it has sent."""
     patch.setattr(
         ClientRegistry, "_restore_unexpired", lambda self, host, journaled: None
     )
 
 
 def confirm_before_it_has_stopped(patch):
-    """A client reports that it has stopped, and continues with its records."""
+    """A client reports that it has stopped, but continues to process its records."""
     plain = remote_session.RemoteSession._on_releasing
 
     def on_releasing(self, message):
@@ -147,7 +147,7 @@ def confirm_before_it_has_stopped(patch):
 
 
 VARIANTS = [
-    # What is planted, the world that shows it, and the seed that does so first.
+    # The mistake, the faults with which it shows, and the first seed that shows it.
     pytest.param(
         grant_before_the_deadline,
         ("crash", "line", "stop", "churn"),
@@ -179,7 +179,7 @@ VARIANTS = [
 
 
 def caught(faults, *, first, rounds=150):
-    """Return what this seed, or one of a few after it, has found."""
+    """Return the first failure of this seed and the few after it, or None."""
     for seed in range(first, first + NEAR):
         try:
             simulate_hosted(seed, faults=faults, rounds=rounds)

@@ -1,6 +1,6 @@
-"""Groups that follow Plans, some of them nonsense (PROTOCOL 9.2): some of many seeds.
+"""Groups that follow Plans, some of them nonsensical (9.2): some of many seeds.
 
-In a part of the worlds few members may plan, or none. Full size: ``PROOF=1``, or
+In some fleets few members may plan, or none. Full size: ``PROOF=1``, or
 ``python -m simulator --also plans``.
 """
 
@@ -23,7 +23,7 @@ ALONE = (PLANS, "crash", "churn", "stop")
 
 
 @pytest.mark.slow
-def test_every_key_is_owned_whatever_plans_name():
+def test_every_key_is_owned_whatever_a_plan_assigns():
     options = CampaignOptions(also=(PLANS,), minutes=3)
     summary = run_seeds(SEEDS, options, jobs=1)
     assert summary.broken == []
@@ -38,7 +38,7 @@ def test_a_seed_repeats_byte_for_byte():
     assert first.seen["planned"]
 
 
-def test_there_are_worlds_without_any_planner():
+def test_some_seeds_have_few_members_that_may_plan_or_none():
     none = [seed for seed in range(40) if not any(planners(seed))]
     some = [seed for seed in range(40) if 0 < sum(planners(seed)) < 20]
     assert none
@@ -56,13 +56,13 @@ def test_the_table_lists_every_variant():
     assert list(BROKEN) == [variants.claim_only_what_the_policy_names.__name__]
 
 
-def test_coverage_left_to_plans_is_caught(monkeypatch):
+def test_members_that_claim_only_planned_keys_are_caught(monkeypatch):
     plant = variants.claim_only_what_the_policy_names
     found = found_by(plant, monkeypatch, seed=7, faults=ALONE, minutes=1)
     assert [found.judge, found.invariant] == BROKEN[plant.__name__]
 
 
-# --- what costs moves and records only, by members on virtual time
+# --- mistakes that only cost moves and records, in members on virtual time
 
 
 KEYS = 12
@@ -71,7 +71,7 @@ COSTS = variants.listed("broken plans of members")
 
 
 def moves_after_an_old_plan():
-    """Return how many claims follow a Plan of before all that was claimed."""
+    """Return how many claims follow a Plan whose vector precedes all claims."""
     cluster = world(partitions=1, records=(1,) * KEYS)
     write(cluster, settings(policy="planner"))
     nodes = [cluster.node(name, spec=spec()) for name in "ab"]
@@ -86,7 +86,7 @@ def moves_after_an_old_plan():
 
 
 def offers_to_one_that_never_gets_warm():
-    """Return how many offers are opened in twice the time that one lasts."""
+    """Return the number of offers in nearly twice the time that one offer lasts."""
     cluster = world(partitions=1, records=(4, 4))
     write(cluster, settings(handoff_ms=WITHIN_MS))
     a = cluster.node("a", spec=spec())
@@ -104,7 +104,7 @@ def offers_to_one_that_never_gets_warm():
     return len(offered())
 
 
-# What the rule leaves, by variant.
+# How to measure the cost of each variant, and the cost without it.
 MEASURED = {
     planvariants.follow_entries_after_a_claim: (moves_after_an_old_plan, 0),
     planvariants.offer_a_lapsed_pair_at_once: (offers_to_one_that_never_gets_warm, 1),
@@ -116,7 +116,7 @@ def test_the_table_lists_every_variant_of_members():
 
 
 @pytest.mark.parametrize("plant", MEASURED, ids=lambda plant: plant.__name__)
-def test_what_a_broken_member_costs_is_caught(monkeypatch, plant):
+def test_a_broken_member_writes_more_claims_or_offers(monkeypatch, plant):
     measure, expected = MEASURED[plant]
     assert measure() == expected
     plant(monkeypatch)

@@ -1,4 +1,4 @@
-"""Admins set positions of running groups, and die at it: a slice of many seeds.
+"""Admins set positions of running groups, and crash meanwhile: some of many seeds.
 
 Full size: ``PROOF=1``, or ``python -m simulator --also positions --seeds 0:1000``.
 """
@@ -22,7 +22,7 @@ from simulator.simulate import simulate
 CHOSEN = [22, 28, 30, 55, 68, 78, 116, 126, 151, 158, 174, 182, 185]
 SEEDS = slices.seeds_of(quick=CHOSEN, full=1_000)
 WITH_POSITIONS = CampaignOptions(also=(POSITIONS,), minutes=5)
-# What a few dozen seeds may do without.
+# Situations that a few dozen seeds need not reach.
 SELDOM = {"stage_held", "decide_refused"}
 
 
@@ -39,7 +39,7 @@ DIED = [name for name in SET if name.startswith("admin_died")]
 
 
 def test_admins_killed_at_any_step_leave_no_mixed_positions():
-    """The judges of each run find mixed positions, and an undo that is not exact."""
+    """The judges fail a run with mixed positions, or with an undo that is not exact."""
     faults, seen = (POSITIONS, "crash", "late", "stop"), Counter()
     for seed in range(1_000, 1_000 + 2 * KILLS):
         seen.update(simulate(seed, faults=faults, duration_ms=3 * MINUTE_MS).seen)
@@ -51,13 +51,13 @@ def test_admins_killed_at_any_step_leave_no_mixed_positions():
 
 
 @pytest.mark.parametrize("delivery", list(Delivery))
-def test_positions_of_a_topic_that_is_created_again(delivery):
+def test_setting_positions_of_a_recreated_topic_breaks_no_rule(delivery):
     faults = (POSITIONS, RECREATE, "crash", "late", "stop")
     for seed in range(6):
         simulate(seed, delivery=delivery, faults=faults, duration_ms=3 * MINUTE_MS)
 
 
-# In each a log lost a set position, or grants from before one (PROTOCOL 7.5).
+# In each seed a log loses a set position, or grants before one (PROTOCOL 7.5).
 LOST = [
     pytest.param(107987328198425, ("failover", "stop"), 4, id="several-at-most-once"),
     pytest.param(196459536769894, (), 2, id="at-most-once"),
@@ -69,7 +69,7 @@ LOST = [
 
 
 @pytest.mark.parametrize(("seed", "beside", "minutes"), LOST)
-def test_a_log_may_lose_a_set_position(seed, beside, minutes):
+def test_the_loss_of_a_set_position_breaks_no_rule(seed, beside, minutes):
     faults = tuple(sorted({POSITIONS, TRUNCATE, *beside}))
     assert simulate(seed, faults=faults, duration_ms=minutes * MINUTE_MS).claims > 0
 
@@ -77,7 +77,7 @@ def test_a_log_may_lose_a_set_position(seed, beside, minutes):
 HOSTED = slices.slice_of(quick=6, full=100)
 
 
-def test_positions_of_a_group_that_uses_sidecars():
+def test_admins_set_positions_of_a_group_that_uses_sidecars():
     ended = Counter()
     for seed in range(HOSTED):
         faults = (POSITIONS, "death", "crash", "late", "stop", "churn")
@@ -100,17 +100,17 @@ LOSING = (POSITIONS, TRUNCATE)
 
 
 def report_no_lost_grants(patch):
-    """A process that had offsets which the log has lost reports none of them."""
+    """A process reports none of its grants that the log has lost."""
     patch.setattr(Rebuilder, "_expose", lambda *_: None)
 
 
 def forget_released_grants(patch):
-    """A process reports lost grants only of keys that it still owned."""
+    """A process does not report lost grants of keys that it had released."""
     patch.setattr(OwnGrants, "take", lambda *_: None)
 
 
 def rely_on_a_lock(patch):
-    """Nobody reports grants by a set position that its lock repeats."""
+    """No process reports lost grants where the lock of a set position remains."""
     patch.setattr(Rebuilder, "_expose_locked", lambda *_: None)
 
 

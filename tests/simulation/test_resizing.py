@@ -1,4 +1,4 @@
-"""The number of coordinating partitions changes, and admins die at it.
+"""The number of coordinating partitions changes, and admins crash meanwhile.
 
 Full size: ``PROOF=1``, or ``python -m simulator --also resize``.
 """
@@ -84,7 +84,7 @@ SEEDS = slices.seeds_of(quick=CHOSEN, full=1_000)
 
 
 @pytest.mark.slow
-def test_a_key_has_one_owner_whatever_its_partition(record_property):
+def test_a_key_has_one_owner_while_the_partition_count_changes(record_property):
     summary = run_seeds(SEEDS, CampaignOptions(also=(RESIZE,), minutes=4), jobs=1)
     record_property("seeds", len(SEEDS))
     assert summary.broken == []
@@ -93,7 +93,9 @@ def test_a_key_has_one_owner_whatever_its_partition(record_property):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("beside", "seeds"), BESIDE.items(), ids=str)
-def test_a_change_fits_beside_what_else_goes_wrong(beside, seeds, record_property):
+def test_the_partition_count_changes_beside_other_faults(
+    beside, seeds, record_property
+):
     others = (beside,) if isinstance(beside, str) else beside
     seeds = slices.seeds_of(quick=seeds, full=300)
     options = CampaignOptions(also=(RESIZE, *others), minutes=2)
@@ -107,7 +109,7 @@ def test_a_change_fits_beside_what_else_goes_wrong(beside, seeds, record_propert
         assert summary.seen["level_changed"]
 
 
-# Each was found by a seed, and mended since.
+# Each seed once showed a fault that is fixed now.
 FOUND = [
     pytest.param(1, (POSITIONS,), 2, id="a-pause-that-had-run-out-prevented-a-change"),
     pytest.param(1026, (POSITIONS,), 10, id="a-pause-lasted-by-the-clock-of-an-admin"),
@@ -128,7 +130,7 @@ def test_known_failures_stay_fixed(seed, beside, minutes):
 
 LOSING = (RESIZE, TRUNCATE, "crash", "cut", "churn")
 """Logs that lose what was read, a change of the count included (PROTOCOL 10.9)."""
-# Each was found by a seed, and mended since.
+# Each seed once showed a fault that is fixed now.
 LOST = [
     pytest.param(148151611624530, (), 1, id="nobody-restored-a-change-that-had-ended"),
     pytest.param(
@@ -217,7 +219,7 @@ def test_a_change_that_a_log_loses_is_restored(record_property):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("seed", "beside", "minutes"), LOST)
-def test_known_losses_stay_restored(seed, beside, minutes):
+def test_seeds_that_failed_to_restore_a_lost_change_pass(seed, beside, minutes):
     faults = tuple(sorted({RESIZE, TRUNCATE, *beside}))
     assert simulate(seed, faults=faults, duration_ms=minutes * MINUTE_MS).claims > 0
 
@@ -229,7 +231,7 @@ RUNS_MAX = 12
 
 
 def dying_at(place, seed):
-    """Return a plan in which each admin dies at one moment, if it gets there."""
+    """Return a plan in which each admin crashes at one moment, if it reaches that."""
     plan = draw(seed, also=(RESIZE,), duration_ms=2 * MINUTE_MS)
     faults = tuple(
         attrs.evolve(each, size=place) if each.kind == RESIZE else each
@@ -243,7 +245,7 @@ def dying_at(place, seed):
 def test_a_change_whose_admin_is_killed_is_completed_or_given_up(
     place, record_property
 ):
-    """Each run judges that, that each key is usable, and that another change works."""
+    """Each run also judges that all keys are usable and that another change works."""
     step, is_after = DEATHS[place]
     name = Death(step, 1, is_after).name
     kills = 0
@@ -270,8 +272,8 @@ def test_a_change_beside_sidecars_is_completed_or_given_up(beside, record_proper
         assert seen[name], name
 
 
-def test_an_import_is_judged_once_its_source_was_read():
-    """They landed at once, and the simulator read the target first."""
+def test_an_import_is_judged_only_after_its_source_was_read():
+    """Once, both were written together, and the simulator read the target first."""
     faults = ("answers", "churn", "copies", "garbage-policy", "handoffs", RESIZE)
     assert simulate_hosted(88369695804328, faults=(*faults, "unwatched")).claims > 0
 
@@ -288,12 +290,12 @@ WITH_CONFIGS = (ABOVE, LEVEL, RESIZE, TRUNCATE)
 
 
 def import_what_is_owned(patch):
-    """Keys are imported as soon as they move, though their owners use them."""
+    """Keys are imported as soon as a change begins, although owners use them."""
     patch.setattr(layout_steps, "is_settled", lambda *_: True)
 
 
 def import_without_the_position(patch):
-    """An import does not carry the position, nor what was granted."""
+    """An import carries neither the position nor the granted offsets."""
 
     def without(key, known):
         return msgspec.structs.replace(item_of(key, known), position=None, granted=None)
@@ -302,7 +304,7 @@ def import_without_the_position(patch):
 
 
 def keep_what_moves(patch):
-    """An owner keeps a key that moves, and relies on heartbeats that renew nothing."""
+    """An owner keeps a key that moves, and relies on heartbeats that do not renew."""
     patch.setattr(session, "is_moving", lambda *_: False)
     original = Claim.on_beat_verdict
 
@@ -321,17 +323,17 @@ def keep_what_moves(patch):
 
 
 def forget_a_change_that_has_ended(patch):
-    """Nobody restores a change that has ended and that a partition has lost since."""
+    """No member restores an ended change that a partition has lost."""
     patch.setattr(layout_reading, "lost_change", lambda _: None)
 
 
 def end_without_a_lost_done(patch):
-    """A source that has ended the change is not done: it has no keys to compare."""
+    """No Done is written for a source that has ended the change, if it was lost."""
     patch.setattr(layout_steps, "lost_dones_of", lambda _: ())
 
 
 def forget_the_change_before(patch):
-    """Nobody restores a change that was lost as the next one began."""
+    """No member restores a change that was lost as the next one began."""
     patch.setattr(layout_steps, "lost_before", lambda _: {})
 
 
@@ -341,13 +343,13 @@ def claim_where_a_config_is_lost(patch):
 
 
 def forget_a_config(patch):
-    """Nobody writes a Config again that a partition has lost."""
+    """No member writes a Config again that a partition has lost."""
     for module in (placement, layout_change):
         patch.setattr(module, "lost_configs", lambda *_: {})
 
 
 def forget_what_was_read(patch):
-    """A member does not remember a Config that all logs have lost since."""
+    """A member forgets a Config that it has read and that all logs have lost."""
     unclaimed, lost_configs = lost_changes.unclaimed, lost_changes.lost_configs
     patch.setattr(placement, "unclaimed", lambda worlds, _: unclaimed(worlds))
     for module in (placement, layout_change):

@@ -1,4 +1,4 @@
-"""Members seek in their own claims, and die at it: a slice of many seeds.
+"""Members seek in their own claims, and crash meanwhile: a slice of many seeds.
 
 Full size: ``PROOF=1``, or ``python -m simulator --also seeks``.
 """
@@ -25,27 +25,27 @@ from simulator.plan import (
 from simulator.simulate import SimulationFailed, simulate
 from simulator.world import World
 
-# Seed 30: a release has the position of a seek that its owner never read back.
+# Seed 30: a release carries the position of a seek that its owner never read back.
 CHOSEN = [0, 1, 6, 15, 22, 24, 29, 30]
 SEEDS = slices.seeds_of(quick=CHOSEN, full=1_000)
 
 
 @pytest.mark.slow
-def test_all_from_a_sought_position_on_is_processed_once_more():
+def test_records_from_a_sought_position_on_are_processed_again():
     summary = run_seeds(SEEDS, CampaignOptions(also=(SEEKS,), minutes=4), jobs=1)
     assert summary.broken == []
     assert {name for name in SOUGHT if not summary.seen[name]} == set()
 
 
-def test_an_admin_sets_a_position_that_an_owner_has_sought():
+def test_an_admin_overrides_the_position_of_a_seek():
     faults = ("pause", "crash", "late", "stop", "copies", "delay", SEEKS, POSITIONS)
     report = simulate(1003, faults=faults, duration_ms=4 * MINUTE_MS)
     assert report.seen["seek_overtaken"]
 
 
 @pytest.mark.parametrize("seed", [50043, 50051])
-def test_a_reset_takes_back_what_an_owner_has_sought(seed):
-    """It goes forward again over what the seek went back to."""
+def test_a_reset_undoes_the_seek_of_an_owner(seed):
+    """The position moves forward again, past the records that the seek went back to."""
     report = simulate(
         seed,
         delivery=Delivery.AT_LEAST_ONCE,
@@ -57,7 +57,7 @@ def test_a_reset_takes_back_what_an_owner_has_sought(seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [40000, 40031])
-def test_an_owner_seeks_while_its_topic_is_gone_or_another_one(seed):
+def test_an_owner_seeks_while_its_topic_is_deleted_or_recreated(seed):
     report = simulate(seed, also=(SEEKS, RECREATE), duration_ms=5 * MINUTE_MS)
     assert report.seen["recreated"]
 
@@ -66,13 +66,13 @@ def test_an_owner_seeks_while_its_topic_is_gone_or_another_one(seed):
 @pytest.mark.parametrize(
     ("seed", "beside"), [(30004, (TRUNCATE, RESIZE)), (30006, (TRUNCATE,))]
 )
-def test_what_a_seek_skips_needs_no_processing_where_logs_lose_records(seed, beside):
+def test_records_skipped_by_a_seek_are_not_missed_after_a_truncation(seed, beside):
     report = simulate(seed, also=(*beside, SEEKS), duration_ms=5 * MINUTE_MS)
     assert report.seen["sought_forward"]
 
 
-def test_nobody_else_writes_what_an_owner_had_sent_before_its_seek():
-    """Somebody wrote a heartbeat from before a seek again, once it was confirmed."""
+def test_no_process_repeats_a_beat_from_before_a_confirmed_seek():
+    """Once, a process wrote such a heartbeat again."""
     report = simulate(
         52197,
         delivery=Delivery.AT_LEAST_ONCE,
@@ -82,7 +82,7 @@ def test_nobody_else_writes_what_an_owner_had_sent_before_its_seek():
     assert report.seen["sought_back"]
 
 
-def test_what_no_seek_skips_is_missed_where_logs_lose_records(monkeypatch):
+def test_unprocessed_records_that_no_seek_skipped_are_reported(monkeypatch):
     process = World.on_processed
 
     def forget_some(self, name, key, *, record):
@@ -101,7 +101,7 @@ BROKEN = variants.listed("broken seeks")
 
 
 def seek_without_rewind(patch):
-    """A seek sends an ordinary heartbeat, and does not wait for it."""
+    """A seek sends a heartbeat without ``rewind``, and does not wait for it."""
 
     def send_rewind(self, holding):
         partition = self._context.partition_of(holding.key)
@@ -111,7 +111,7 @@ def seek_without_rewind(patch):
 
 
 def confirm_what_may_be_undone(patch):
-    """A seek counts as done while an earlier record of its claim may land."""
+    """A seek counts as confirmed while an earlier record of its claim may land."""
     patch.setattr(heartbeats.Heartbeater, "may_undo_rewind", lambda *_: False)
 
 

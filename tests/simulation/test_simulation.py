@@ -1,8 +1,8 @@
-"""A bounded slice of the simulation: many seeds, and broken variants to catch.
+"""A bounded slice of the simulation: some of many seeds, and broken variants.
 
 Full size: ``make sim``, and ``PROOF=1`` for the seeds of this file.
 
-Look for trouble with other seeds by: SIMULATION_SEEDS=1000:1200 pytest tests/simulation
+Run other seeds with: SIMULATION_SEEDS=1000:1200 pytest tests/simulation
 """
 
 import gc
@@ -40,14 +40,14 @@ CHOSEN = [
     *(10, 22, 67, 68, 109, 116, 133, 138, 146, 162, 182, 191, 202, 224, 239, 252, 266),
     *(294, 296),
 ]
-# And some that nobody chose.
+# And ten that were not chosen.
 QUICK = sorted({*CHOSEN, *range(10)})
 SEEDS = slices.seeds_of(quick=QUICK, full=500)
 AMO = Delivery.AT_MOST_ONCE
-# Logs that lose what was read, and what makes that hurt.
+# Logs that lose records that were read, and faults that make this harmful.
 LOSING = (TRUNCATE, "crash", "stop", "late", "slow", "cut", "churn", "failover")
 LOSING_SEEDS = range(1000, 1008)
-# Topics that are deleted and created again, and what makes that hurt.
+# Topics that are deleted and created again, and faults that make this harmful.
 RECREATING = (
     RECREATE,
     "crash",
@@ -60,44 +60,48 @@ RECREATING = (
     "pause",
 )
 RECREATING_SEEDS = slices.slice_of(quick=range(3000, 3004), full=range(3000, 3012))
-# Levels that change under a fleet, and what makes that hurt.
+# Feature levels that change under a fleet, and faults that make this harmful.
 HALTING = ("above", "level", "halt", "checkpoint", "crash", "failover", "slow", "deaf")
 HALTED = ("halted", "behind_a_halt", "started_beside_halt", "checkpoint_above")
 
-# What found a fault of the product once: a seed, and its world.
+# Seeds, with their options, that once showed a fault of the product or, where marked,
+# of the simulator.
 REGRESSIONS = [
-    # What was taken over of a dead member was given up for it.
+    # A key that was taken over from a dead member was released on its behalf.
     (12, {"faults": ("slow", "delay"), "duration_ms": 3 * MINUTE_MS}),
-    # What was exposed went unsaid: the next owner's grants had passed the lost ones.
+    # Lost grants were not reported: the next owner's grants had passed them.
     (104, {"faults": LOSING, "delivery": AMO, "duration_ms": 4 * MINUTE_MS}),
-    # Two claims of one client were accepted, and the first was in use.
+    # Two claims of one client were accepted, and it used the first.
     (10_430, {}),
-    # What another process asked for, and was refused, was taken for the owner's.
+    # A refused request of another process was attributed to the owner.
     (224, {}),
-    # What a Reset took back was granted to another process: taken for a repeat.
+    # Offsets that a Reset had discarded were granted to another process, which was
+    # judged a repeated grant.
     (1455, {}),
-    # A log went back while a state of another was sought, and was never folded again.
+    # A log went back during the search for a state of another log, and was never
+    # folded again.
     (104, {"faults": (TRUNCATE, "keep", "crash", "checkpoint")}),
-    # An earlier topic was claimed after the later one, which nobody could claim again.
+    # A claim of an earlier topic_id followed one of the later, which then no member
+    # could claim again.
     (3012, {"faults": RECREATING, "delivery": AMO}),
-    # A log lost the change of topics, and what was granted since went unsaid.
+    # A log lost the change of topic ids, and grants since then were not reported.
     (502, {"faults": (RECREATE, TRUNCATE)}),
-    # A Config that counts nowhere had the era of one that was not written there yet.
+    # A Config that was refused everywhere had the era of one not yet written there.
     (70, {}),
-    # More than 64 Configs came, and the tokens of claims before them changed.
+    # After more than 64 Configs the tokens of earlier claims changed.
     (47, {}),
-    # The only log lost a Config that a member had read, which claimed under the last.
+    # The only log lost a Config; a member that had read it claimed under an older one.
     (30, {"faults": ("level", TRUNCATE), "duration_ms": MINUTE_MS}),
     (25, {"faults": ("level", TRUNCATE), "duration_ms": MINUTE_MS}),
-    # A log that loses records gets no Config to halt at, and nobody halted (simulator).
+    # A log that loses records gets no Config to halt at, and none halted (simulator).
     (0, {"faults": ("halt", TRUNCATE), "duration_ms": MINUTE_MS}),
-    # A bent Config was taken for one (simulator).
+    # A malformed Config counted as a Config (simulator).
     (
         50027,
         {"also": (TRUNCATE, "level"), "delivery": AMO, "duration_ms": 5 * MINUTE_MS},
     ),
-    # What a Reset took back was granted again: with the log as it was, and with one
-    # that had lost the Reset (simulator).
+    # Offsets that a Reset had discarded were granted again: with the whole log, and
+    # with one that had lost the Reset (simulator).
     (50021, {"also": (TRUNCATE,), "delivery": AMO, "duration_ms": 5 * MINUTE_MS}),
     (50017, {"also": (TRUNCATE,), "delivery": AMO, "duration_ms": 5 * MINUTE_MS}),
     # A member that had just been too slow got a key back (simulator).
@@ -113,12 +117,12 @@ def test_every_invariant_holds_and_every_situation_is_reached():
 
 
 @pytest.mark.parametrize(("seed", "options"), REGRESSIONS)
-def test_seeds_that_failed_before_hold(seed, options):
+def test_seeds_that_failed_before_pass(seed, options):
     assert simulate(seed, **options).claims > 0
 
 
-def test_what_a_log_loses_after_a_reset_must_be_reported(monkeypatch):
-    """Planted: a process that has read a Reset reports no lost grants any more."""
+def test_grants_lost_after_a_reset_must_be_reported(monkeypatch):
+    """The planted mistake: a process that has read a Reset reports no lost grants."""
     forget, expose, quiet = OwnGrants.forget, Rebuilder._expose, []
 
     def forget_all(self, is_reset):
@@ -144,7 +148,7 @@ def test_what_a_log_loses_after_a_reset_must_be_reported(monkeypatch):
 
 
 @pytest.mark.slow
-def test_logs_that_lose_what_was_read():
+def test_every_invariant_holds_where_logs_lose_records():
     summary = run_seeds(LOSING_SEEDS, CampaignOptions(faults=LOSING), jobs=1)
     assert summary.broken == []
     assert all(summary.seen[name] for name in TRUNCATED)
@@ -152,7 +156,7 @@ def test_logs_that_lose_what_was_read():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("delivery", [Delivery.AT_LEAST_ONCE, AMO])
-def test_topics_that_are_deleted_and_created_again(delivery):
+def test_every_invariant_holds_where_topics_are_recreated(delivery):
     plans = [
         draw(seed, delivery=delivery, faults=RECREATING) for seed in RECREATING_SEEDS
     ]
@@ -162,7 +166,7 @@ def test_topics_that_are_deleted_and_created_again(delivery):
     assert all(seen[name] for name in RECREATED)
 
 
-def test_a_halt_ends_a_fleet_in_any_world():
+def test_every_invariant_holds_where_a_config_halts_readers():
     summary = run_seeds(
         range(2000, 2012), CampaignOptions(faults=HALTING, minutes=4), jobs=1
     )
@@ -204,7 +208,7 @@ def test_hash_seeds_change_no_run():
 
 
 @pytest.mark.parametrize("is_enabled", [True, False])
-def test_a_run_neither_collects_nor_leaves_garbage(is_enabled):
+def test_a_run_collects_garbage_once_and_only_if_enabled(is_enabled):
     was_enabled = gc.isenabled()
     try:
         (gc.enable if is_enabled else gc.disable)()
@@ -229,7 +233,7 @@ def test_seeds_differ_and_every_fault_is_drawn():
     assert struck == set(FAULTS) - CONDITIONS
 
 
-# What is planted, and the seed and the world that show it.
+# Each variant, with the seed and the options that show it.
 SHORT_MS = 3 * MINUTE_MS
 VARIANTS = {
     variants.any_beat_owns: (0, {"faults": ("churn", "late")}),
@@ -269,7 +273,7 @@ VARIANTS = {
         {"faults": (RECREATE, "crash")},
     ),
 }
-# Where operations alone show it in another.
+# Variants that the operations alone show with another seed or other options.
 BY_HISTORY = {
     variants.renew_in_the_fold: (0, {"faults": ("pause", "deaf")}),
     variants.renew_on_ack: (3, {"faults": ("pause", "deaf", "stop")}),
@@ -309,7 +313,7 @@ def test_a_broken_variant_is_caught(monkeypatch, plant):
     [each for each in VARIANTS if BROKEN[each.__name__][3]],
     ids=lambda plant: plant.__name__,
 )
-def test_the_history_alone_finds_the_fault(monkeypatch, plant):
+def test_the_history_of_operations_alone_shows_the_mistake(monkeypatch, plant):
     seed, options = BY_HISTORY.get(plant) or VARIANTS[plant]
     plant(monkeypatch)
     with pytest.raises(SimulationFailed) as caught:

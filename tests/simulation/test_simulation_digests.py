@@ -19,7 +19,7 @@ def short(monkeypatch):
     monkeypatch.setattr(simulation_digests, "RUNS", {"direct": run})
 
 
-def test_the_seeds_of_a_file_are_run_again(tmp_path, capsys):
+def test_compare_runs_the_seeds_of_a_file_again(tmp_path, capsys):
     file = tmp_path / "digests.json"
     write(file, FEW, jobs=1)
     assert json.loads(file.read_text())["digests"]["direct"].keys() == {"3", "4"}
@@ -27,7 +27,7 @@ def test_the_seeds_of_a_file_are_run_again(tmp_path, capsys):
     assert capsys.readouterr().out == "2 of 2 transcripts are identical\n"
 
 
-def test_a_seed_that_differs_is_listed(tmp_path, capsys):
+def test_compare_lists_a_seed_whose_digest_differs(tmp_path, capsys):
     file = tmp_path / "digests.json"
     write(file, FEW, jobs=1)
     document = json.loads(file.read_text())
@@ -40,14 +40,14 @@ def test_a_seed_that_differs_is_listed(tmp_path, capsys):
     ]
 
 
-def test_differences_name_how_and_which():
+def test_differences_lists_kind_and_seed_of_changed_digests():
     before = {"direct": {"0": "a", "1": "b"}, "sidecar": {"0": "c"}}
     after = {"direct": {"0": "a", "1": "x"}, "sidecar": {"0": "y"}}
     assert differences(before, before) == []
     assert differences(before, after) == [("direct", 1), ("sidecar", 0)]
 
 
-def test_a_broken_rule_is_the_last_line(monkeypatch):
+def test_a_transcript_ends_with_the_broken_rule(monkeypatch):
     def broken(seed):
         violation = Violation("S4", "two owners")
         raise RunFailed(seed, violation, repeat="", transcript=["1 a"]) from violation
@@ -58,7 +58,7 @@ def test_a_broken_rule_is_the_last_line(monkeypatch):
     assert lines[1].startswith("broke S4: ")
 
 
-def test_one_run_is_printed(capsys):
+def test_transcript_prints_the_transcript_of_one_run(capsys):
     assert main(["transcript", "direct", "3"]) == 0
     assert (
         tuple(capsys.readouterr().out.splitlines())
@@ -67,6 +67,6 @@ def test_one_run_is_printed(capsys):
 
 
 @pytest.mark.parametrize("words", [[], ["transcript", "other", "1"]])
-def test_usage_is_checked(words):
+def test_wrong_arguments_end_the_program(words):
     with pytest.raises(SystemExit):
         main(words)

@@ -1,4 +1,4 @@
-"""Members stand by for the keys of others (PROTOCOL 9.9): some of many seeds.
+"""Members stand by for keys of other members (PROTOCOL 9.9): some of many seeds.
 
 Full size: ``PROOF=1``, or ``python -m simulator --also standbys``.
 """
@@ -33,11 +33,15 @@ def test_a_seed_repeats_byte_for_byte():
 
 
 def load(partition, position, owner):
-    """Load or forget the state of a partition."""
+    """Stand in for the callback that loads or drops the state of a partition."""
 
 
 def fleet(seed):
-    """Return two members on each of three hosts, at rest, and the hosts, by name."""
+    """Return a balanced fleet: two members on each of three hosts.
+
+    Returns:
+        The cluster; nodes and hosts by name of the member.
+    """
     cluster = world(partitions=COORDINATORS, records=(1,) * PARTITIONS)
     nodes, hosts = {}, {}
     for number in range(seed, seed + 6):
@@ -55,7 +59,7 @@ def fleet(seed):
 
 
 def first_takeovers(cluster, since_ms):
-    """Return who took over each key first, of those who did since a time."""
+    """Return the client that first took over each key since a time."""
     found = {}
     lines = [line for t in range(COORDINATORS) for line in takeovers(cluster, t)]
     for line in sorted(lines, key=lambda line: line.time_ms):
@@ -81,7 +85,7 @@ def test_keys_of_a_host_that_is_killed_go_to_warm_standbys_elsewhere(victim, see
     for name, node in dead.items():
         cluster.crash(node)
         del nodes[name]
-    # Nobody waits longer than without standbys, but for one more jitter.
+    # Takeovers may take one more jitter than without standbys.
     cluster.run_until(
         lambda: sum(len(node.held) for node in nodes.values()) == PARTITIONS, 3 * H
     )

@@ -9,7 +9,7 @@ from kafka_marshal.admin.resetting import Resetting
 
 
 class InMemory:
-    """Connects a part of ``Admin`` to a cluster in memory; name it first as a base."""
+    """Connects a part of ``Admin`` to a cluster in memory; the first of the bases."""
 
     def __init__(self, cluster, name="admin", *, person=None):
         self._cluster, self._clock = cluster, cluster.clock.view()
@@ -37,7 +37,7 @@ class TuningAdmin(InMemory, Tuning):
 
 
 class Times:
-    """Finds the same offset at every time."""
+    """Returns the same offset for every time."""
 
     def __init__(self, offset=None):
         self.offset = offset

@@ -1,4 +1,4 @@
-"""Consumers for an event loop over nodes in memory, and calls cancelled anywhere."""
+"""Asynchronous consumers over nodes in memory, and calls cancelled at each await."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from kafka_marshal.errors import DeadlineExceeded
 from kafka_marshal.protocol.types import TopicPartition
 
 WAIT_S = 60
-# Of ``Consumer``, that ``AsyncConsumer`` does in another way, or is made of.
+# Members of ``Consumer`` that ``AsyncConsumer`` replaces, or is made of.
 NOT_ASYNC = {
     "batch_fetched",
     "batch_of",
@@ -32,7 +32,7 @@ NOT_ASYNC = {
 
 
 def stepping(cluster, **rest):
-    """Return a node that holds the key, and whose waits let the world go on."""
+    """Return a node that holds the key, and whose waits advance the cluster."""
     node = owning(cluster, **rest)
     node.engine.changed = Stepping(cluster)
     return node
@@ -57,11 +57,11 @@ async def taken(consumer, count):
 
 
 def every_cut(*, delivery=ALO, used, most=3, out=None):
-    """Yield a consumer of ten records for each place, and what cancels there.
+    """Yield a node, its consumer and a canceller for each suspension of a call.
 
     Args:
-        used: How many records it is to hand out first; with 0 the call opens it.
-        out: Topic to create for its output.
+        used: Records that the caller consumes first; with 0, the call must suspend.
+        out: Topic to create for the output.
     """
     for is_late in (False, True):
         at, is_cut = 0, True
@@ -73,7 +73,7 @@ def every_cut(*, delivery=ALO, used, most=3, out=None):
             consumer, cuts = face(node), []
 
             async def cut(call, at=at, cuts=cuts, is_late=is_late):
-                """Return what a call returns, None if it was cancelled."""
+                """Return the result of a call, None if it was cancelled."""
                 cuts.append(Cut(call, at, late=is_late))
                 with contextlib.suppress(asyncio.CancelledError):
                     return await cuts[0]
@@ -117,7 +117,7 @@ class SlowToClose:
 
 
 class Client:
-    """What AsyncMarshal asks of a Marshal, over one node."""
+    """The part of a ``Marshal`` that ``AsyncMarshal`` uses, over one node."""
 
     def __init__(self, node):
         self.node = node

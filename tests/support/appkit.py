@@ -1,4 +1,4 @@
-"""The HTTP application in front of a fake service, without sockets."""
+"""The HTTP application over a fake service, without sockets."""
 
 import asyncio
 import os
@@ -36,7 +36,7 @@ class Healthy:
 
 
 class FakeActions:
-    """Actions on groups that record their calls with those of a service."""
+    """Actions on groups that add their calls to those of a service."""
 
     def __init__(self, service):
         self.service = service
@@ -117,7 +117,7 @@ def reset_now(group):
 
 
 class Wire:
-    """An application, and requests to it over given connections."""
+    """Sends requests to an application over given connections."""
 
     def __init__(self, service, **serving):
         self.service = service
@@ -162,7 +162,7 @@ GRANT = {
     "last": 9,
     "timeout_ms": 100,
 }
-# Route: method, path, body, and the call of the service.
+# Routes: method, path, body, and the expected call of the service.
 REQUESTS = {
     "info": ("GET", paths.INFO, None, ("info",)),
     "register": (

@@ -18,15 +18,15 @@ from kafka_marshal.protocol.types import Token
 
 HEADER_BYTES = DefaultRecordBatch.HEADER_STRUCT.size
 BATCH_BYTES_MAX = 10**9
-# Current message format; older ones have no headers.
+# The current message format; older ones have no headers.
 MAGIC = 2
-# Of the records that are handed out.
+# The topic and partition of the records that are handed out.
 PLACE = KafkaTopicPartition("t", 2)
 TOKEN = Token(1, 0, 5)
-# Where fields of a header are.
+# Offsets of fields in a batch header.
 CRC, ATTRIBUTES = 17, 21
 APPEND_TIME = 0x08
-# Time, key, value and headers of records of any kind.
+# Time, key, value and headers of typical and of odd records.
 ROWS = [
     (99, b"key", b"value", [("h", b"1"), ("i", None)]),
     (0, None, b"", []),
@@ -36,7 +36,7 @@ ROWS = [
 
 
 class BadText(str):
-    """A header name that is no text once it is written."""
+    """A header name whose written bytes are not valid UTF-8."""
 
     __slots__ = ()
 
@@ -59,13 +59,13 @@ class LenientBatches(MemoryRecords):
 
 
 def lenient_records(start, place, records, *rest, **options):
-    """Return kafka-python's records of a fetch, with any names of headers."""
+    """Return kafka-python's records of a fetch, with any bytes as header names."""
     batches = LenientBatches(records._buffer)
     return Fetcher.PartitionRecords(start, place, batches, *rest, **options)
 
 
 def new_batch():
-    """Return what a batch is built with."""
+    """Return a builder of one batch."""
     return DefaultRecordBatchBuilder(
         magic=2,
         compression_type=0,
@@ -78,7 +78,7 @@ def new_batch():
 
 
 def built(records, *, base=0):
-    """Return the batch of some records, as kafka-python writes and reads it."""
+    """Return records as a batch that kafka-python has written and read."""
     builder = new_batch()
     for at, (time_ms, key, value, headers) in records:
         builder.append(at, timestamp=time_ms, key=key, value=value, headers=headers)
@@ -114,7 +114,7 @@ def numbered(offset, count, **settings):
 
 
 def taken(batch, *, append_ms=None):
-    """Return a batch as a reader of columns gets it."""
+    """Return a batch in the form that a reader of columns gets."""
     data = bytes(batch._buffer)[HEADER_BYTES:]
     return Batch(
         base=batch.base_offset,
@@ -126,7 +126,7 @@ def taken(batch, *, append_ms=None):
 
 
 def run_of(raw):
-    """Return the packed records of a batch; None if a parser has to read it."""
+    """Return the packed records of a batch; None if a parser must read the batch."""
     data = memoryview(raw)
     return pack(data, header_of(data), first=0, place=PLACE)
 
@@ -138,12 +138,12 @@ def piece(raw, start=0, stop=None):
 
 
 def records(*pieces):
-    """Return pieces as they are handed out."""
+    """Return pieces as the records that are handed out."""
     return Records(pieces, token=TOKEN)
 
 
 def packed(entries):
-    """Return entries as packed ones, each in a batch of its own."""
+    """Return entries as packed entries, each in its own batch."""
     data, places = bytearray(), bytearray()
     for entry in entries:
         made = bytearray(built([(0, (0, None, entry.value, []))])._buffer)

@@ -1,10 +1,10 @@
-"""Readers of a log that has lost its start, of what comes into use (PROTOCOL 10.2).
+"""Readers of a partition that comes into use, without its log start (PROTOCOL 10.2).
 
-The fold is the product's ``apply``, and so is what a reader finds from where on
-it knows the state. A log is written by anybody: probes of two changes, of which one is
-given up, fences, imports, claims. Retention deletes its beginning, it may go back once,
-and a new leader may have an earlier clock. A reader may start at any offset, and
-one that knows the state has to have that of a reader of all entries.
+The fold is the product's ``apply``; the product also decides from which entry on a
+reader knows the state. Any process may append: probes of two changes, one of them
+abandoned, fences, imports, claims. Retention deletes the start of the log, the log may
+go back once, and a new leader may have an earlier clock. A reader may start at any
+offset; one that knows the state must have the state of a reader of all entries.
 """
 
 from functools import cache
@@ -33,7 +33,7 @@ from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key, LogEntry
 
 PARTITION = 1
-# What somebody does wrong.
+# The mistake of a writer: probes are also appended after the fence.
 PROBE_LATE = "probe_late"
 
 NOISE, GIVEN_UP, PROBE, FENCE = "noise", "given up", "probe", "fence"
@@ -64,7 +64,7 @@ VALUES = {
 
 
 class Entry(NamedTuple):
-    """An entry, as an offset has it."""
+    """An entry of the log."""
 
     kind: str
     leader: int
@@ -72,7 +72,7 @@ class Entry(NamedTuple):
 
 
 class World(NamedTuple):
-    """The log of the partition, with what was deleted, and what partition 0 shows."""
+    """The log of the partition, its deleted entries, and the state of partition 0."""
 
     log: tuple = ()
     start: int = 0
@@ -81,13 +81,13 @@ class World(NamedTuple):
 
 
 class BeginModel:
-    """That all who know the state have the same, and that who can know it does.
+    """All readers that know the state agree, and each that can know it does.
 
     Args:
-        length: Most entries after those of the earlier life.
+        length: Most entries after those of the earlier use.
         lived: Whether the partition was in use before.
         cuts: Whether the log may go back, once.
-        mistake: What somebody does wrong.
+        mistake: The mistake of a writer, if any.
     """
 
     def __init__(self, *, length=6, lived=False, cuts=False, mistake=None):
@@ -99,7 +99,7 @@ class BeginModel:
         entries = (Entry(kind, 0, 0) for kind in self.before)
         return World(tuple(entries), start=len(self.before))
 
-    # --- what must hold
+    # --- invariants
 
     def broken(self, world):
         log, start = world.log, world.start
@@ -125,14 +125,14 @@ class BeginModel:
         return to_bytes(state)
 
     def _read(self, log, at):
-        """Return what a reader knows that starts at an offset, None if nothing."""
+        """Return the state known to a reader that starts at an offset, or None."""
         state, probes, is_known = WorldState(PARTITION), Probes(PARTITION), False
         for offset in range(at, len(log)):
             for transition in apply(state, _entry(offset, log[offset])):
                 is_known = probes.take(transition) or is_known
         return to_bytes(state) if is_known else None
 
-    # --- what may happen
+    # --- possible steps
 
     def steps(self, world):
         log, end = world.log, len(world.log)

@@ -9,7 +9,7 @@ CLOCKS = ("log_time_ms", "epoch_time_ms", "append_time_ms")
 
 
 def keep_the_clocks(patch):
-    """The fence leaves the clocks as entries before it have set them."""
+    """The fence keeps the clocks that earlier entries have set."""
     plain = fold_layouts._begin
 
     def begin(state, begun):
@@ -22,7 +22,7 @@ def keep_the_clocks(patch):
 
 
 def keep_the_reserved_keys(patch):
-    """The fence leaves the keys that never move."""
+    """The fence keeps the keys that never move."""
     plain = fold_layouts._begin
 
     def begin(state, begun):
@@ -35,7 +35,7 @@ def keep_the_reserved_keys(patch):
 
 
 def keep_the_eras(patch):
-    """The fence leaves the eras of an earlier life."""
+    """The fence keeps the eras of an earlier use of the partition."""
     plain = fold_layouts._begin
 
     def begin(state, begun):
@@ -48,7 +48,7 @@ def keep_the_eras(patch):
 
 
 def take_any_fence(patch):
-    """A reader takes each accepted fence for the first one."""
+    """A reader treats each accepted fence as the first one."""
 
     def take(self, transition):
         del self
@@ -59,7 +59,7 @@ def take_any_fence(patch):
 
 
 def take_any_probe(patch):
-    """A reader takes the probe of another change for that of this one."""
+    """A reader accepts the probe of another change."""
     plain = layout.Probes.take
 
     def take(self, transition):

@@ -11,10 +11,10 @@ class Cut:
     Args:
         coroutine: Run once.
         at: Number of the suspension, from 0.
-        late: Whether what it waits for is done, but the task has not run since.
+        late: Whether the awaited future is already done when the task is cancelled.
 
     Attributes:
-        is_cut: Whether there was such a suspension.
+        is_cut: Whether the coroutine reached this suspension.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], at: int, *, late: bool):
@@ -22,7 +22,7 @@ class Cut:
         self.is_cut = False
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        """Run it as part of the current task."""
+        """Run the coroutine as part of the current task."""
         step, value = self._coroutine.send, None
         while True:
             try:
@@ -34,7 +34,7 @@ class Cut:
                 self._cancel(future)
             try:
                 yield future
-            except BaseException as error:  # noqa: BLE001 - it is the coroutine's
+            except BaseException as error:  # noqa: BLE001 - for the coroutine
                 step, value = self._coroutine.throw, error
             else:
                 step, value = self._coroutine.send, None

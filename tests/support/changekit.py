@@ -1,8 +1,8 @@
 """A change of the partition count over all coordinating partitions, step by step.
 
-The logs are those of ``logkit``; what an admin and members write is written in the
-order that the protocol requires (PROTOCOL 10), so that readers can be tested at any
-step. Keys are placed by the product's own functions.
+The logs are those of ``logkit``. Records of an admin and of members are appended in the
+order that the protocol requires (PROTOCOL 10), so that tests can stop at any step. The
+product's functions place the keys.
 """
 
 import msgspec
@@ -45,10 +45,10 @@ def group_at(home, count, *, to_home=None, to_count=None):
 
 
 class Change:
-    """Logs of every partition in which the count goes from one number to another.
+    """The logs of all partitions during a change of the count.
 
     Attributes:
-        logs: A log of each partition that either count uses, and of spare ones.
+        logs: One log for each partition that either count uses, and for spare ones.
     """
 
     def __init__(self, before=2, after=4, *, spare=0, **settings):
@@ -66,7 +66,7 @@ class Change:
         return [log.state for log in self.logs]
 
     def place(self, key, count=None):
-        """Return the log of a key under a count, by default the one before."""
+        """Return the log of a key under a count, by default under the old one."""
         return self.logs[place_of(key, partition_count=count or self.before)]
 
     def target(self, key):
@@ -77,7 +77,7 @@ class Change:
         return self._keys(count, group, moves=True)
 
     def staying(self, count=1, group="g"):
-        """Return keys that stay where they are."""
+        """Return keys that do not move."""
         return self._keys(count, group, moves=False)
 
     def _keys(self, count, group, *, moves):
@@ -91,14 +91,14 @@ class Change:
         return found
 
     def claimed(self, *keys, client="c1"):
-        """Claim keys where they are before the change; return their epochs."""
+        """Claim keys in their old partitions; return their epochs."""
         return [
             self.place(key).claimed(client, key=key, generation=self.generation)
             for key in keys
         ]
 
     def released(self, *keys, client="c1", position=None, **named):
-        """Release keys where they are before the change."""
+        """Release keys in their old partitions."""
         for key in keys:
             log = self.place(key)
             gone = release(
@@ -132,7 +132,7 @@ class Change:
         return item_of(key, self.place(key).key(key))
 
     def imported(self, *keys):
-        """Import final keys, each by a record of its own; by default all that are."""
+        """Import keys, one record each; by default all keys that are final."""
         every = keys or [
             key
             for log in self.logs
@@ -149,7 +149,7 @@ class Change:
             assert target.outcome_of(item) in {"imported", "known"}
 
     def done(self):
-        """End the imports of every source in every target."""
+        """Append the Done of every source to every target."""
         for log in self.logs:
             layout = log.state.layout
             for source in () if layout is None else layout.sources:
@@ -171,7 +171,7 @@ class Change:
             self.generation += 1
 
     def reclaimed(self, *keys, client="c2"):
-        """Claim keys where they are after the change; return their epochs."""
+        """Claim keys in their new partitions; return their epochs."""
         found = []
         for key in keys:
             log = self.target(key)
@@ -183,19 +183,19 @@ class Change:
         return found
 
     def whole(self):
-        """Go through all steps; keys must be released or stale."""
+        """Do the whole change; keys must be released or stale."""
         self.fence()
         self.whole_after_fence()
 
     def whole_after_fence(self):
-        """Go through the steps after the fences."""
+        """Do all steps after the fences."""
         self.imported()
         self.done()
         self.final()
 
 
 def opened(patch, change):
-    """Let views open the logs of a change as they are now; return the cluster."""
+    """Let views open the current logs of a change; return the cluster."""
     kafka = cluster_of(*change.logs)
 
     def open_log(*_, **__):

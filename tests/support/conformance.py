@@ -1,8 +1,7 @@
 """Checks for every implementation of the logs in ``ports``.
 
-They test that the fake and the real cluster behave the same: only then do results of
-the simulator apply to a real cluster. Each check takes a ``Rig`` with new topics, and
-asserts.
+They ensure that the cluster in memory behaves as a real one: only then do results of
+the simulator apply to a real cluster. Each check takes a ``Rig`` with new topics.
 
 ::
 
@@ -44,7 +43,7 @@ HOSTILE = (b"", b"\x00", b"\xff" * 100, b"{", b"\x93\x01", bytes(range(256)))
 
 
 def appends_are_read_back_in_order(rig: Rig) -> None:
-    """Each partition has its own appends, in order, at the offsets reported."""
+    """Each partition has its own appends, in order, at the reported offsets."""
     log = rig.coordination_log()
     wanted = [b"%03d" % number for number in range(60)]
     appends = [log.append(n % 3, value) for n, value in enumerate(wanted)]
@@ -62,7 +61,7 @@ def appends_are_read_back_in_order(rig: Rig) -> None:
 
 
 def entries_are_stamped_by_the_leader(rig: Rig) -> None:
-    """LogAppendTime and a leader epoch are on each entry (PROTOCOL 2.1)."""
+    """Each entry has LogAppendTime and a leader epoch (PROTOCOL 2.1)."""
     log = rig.coordination_log()
     log.append(1, b"x")
     ((partition, entry),) = read_entries(log, 1)
@@ -75,7 +74,7 @@ def entries_are_stamped_by_the_leader(rig: Rig) -> None:
 
 
 def readers_agree(rig: Rig) -> None:
-    """An early and a late reader see the same entries of each partition."""
+    """An early and a late reader read the same entries of each partition."""
     early = rig.coordination_log()
     for number in range(30):
         early.append(number % 3, b"%d" % number)
@@ -128,7 +127,7 @@ def end_offsets_are_a_barrier(rig: Rig) -> None:
 
 
 def times_are_looked_up(rig: Rig) -> None:
-    """The first entry at a time or later, of each partition that has one."""
+    """A look-up returns each partition's first entry at a time or later, if any."""
     log = rig.coordination_log()
     for number in range(12):
         append = log.append(number % 2, b"%d" % number)
@@ -142,7 +141,7 @@ def times_are_looked_up(rig: Rig) -> None:
         assert log.offsets_for_times(wanted, TIMEOUT_MS) == expected
     last = max(entry.timestamp_ms for _, entry in entries)
     assert log.offsets_for_times(last + 1, TIMEOUT_MS) == {}
-    # For Kafka -1 is the end of a log, -2 its start; others it refuses.
+    # For Kafka, -1 is the end of a log and -2 its start; it refuses other negatives.
     for early in (0, -1, -2, -3, -(10**15)):
         assert log.offsets_for_times(early, TIMEOUT_MS) == {0: 0, 1: 0}
     log.close(TIMEOUT_MS)
@@ -210,7 +209,7 @@ def end_offsets_work_from_any_thread(rig: Rig) -> None:
             while True:
                 mine.append(log.end_offsets(TIMEOUT_MS)[0])
         except (InvalidTransition, CoordinationError) as error:
-            refused.append(error)  # it is closed
+            refused.append(error)  # the log is closed
 
     reading = threading.Thread(target=read)
     queries = [threading.Thread(target=ask, args=(mine,)) for mine in ends]
@@ -245,7 +244,7 @@ def large_values_come_through(rig: Rig) -> None:
 
 
 def foreign_records_come_through(rig: Rig) -> None:
-    """Foreign keys, tombstones, hostile bytes and odd times reach the fold."""
+    """Unexpected keys, tombstones, hostile bytes and odd times reach the fold."""
     log = rig.coordination_log()
     place = TopicPartition(rig.coordination_topic, 1)
     for value in HOSTILE:
@@ -310,7 +309,7 @@ def a_reader_below_the_log_start_fails(rig: Rig) -> None:
 
 
 def a_log_is_read_on_from_elsewhere(rig: Rig) -> None:
-    """The named partitions continue elsewhere, back or ahead; others miss nothing."""
+    """``read_from`` moves the named partitions back or ahead; others miss nothing."""
     log = rig.coordination_log()
     wanted = [b"%d" % number for number in range(30)]
     for number, value in enumerate(wanted):
@@ -359,7 +358,7 @@ def a_place_that_is_gone_is_named(rig: Rig) -> None:
 
 
 def a_bad_partition_is_reported_by_the_append(rig: Rig) -> None:
-    """An append that cannot be sent does not raise; its outcome is the error."""
+    """An append that cannot be sent does not raise; its outcome has the error."""
     log = rig.coordination_log()
     append = log.append(99, b"x")
     until(append.is_done, "reported")
@@ -461,7 +460,7 @@ def added_coordinating_partitions_are_read(rig: Rig) -> None:
 
 
 def ranges_follow_the_log(rig: Rig) -> None:
-    """Start and end of each partition, before and after deletion."""
+    """Each partition has a start and an end, before and after a deletion."""
     data = rig.data_log()
     places = filled(rig, [5, 0])
     found = data.ranges(places, TIMEOUT_MS)
@@ -475,7 +474,7 @@ def ranges_follow_the_log(rig: Rig) -> None:
 
 
 def unknown_partitions_have_no_range(rig: Rig) -> None:
-    """Partitions that do not exist are absent from the answer; others are in it."""
+    """The answer has only partitions that exist."""
     data = rig.data_log()
     (place,) = filled(rig, [3])
     missing = [TopicPartition("no-such-topic", 0), TopicPartition(place.topic, 7)]

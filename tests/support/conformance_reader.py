@@ -46,7 +46,7 @@ def records_come_whole_and_in_order(rig: Rig) -> None:
 
 
 def _polled(reader: DataReader, count: int) -> list[Sequence[Record]]:
-    """Poll until ``count`` records were returned; return the sequences as they came."""
+    """Poll until ``count`` records were returned; return the sequences of all polls."""
     found: list[Sequence[Record]] = []
 
     def has_all() -> bool:
@@ -155,7 +155,7 @@ def control_records_are_passed(rig: Rig) -> None:
 
 
 def aborted_records_are_hidden_from_who_reads_committed(rig: Rig) -> None:
-    """They are skipped; an open transaction delays the reader and the log end."""
+    """Aborted records are skipped; an open transaction delays reader and log end."""
     (place,) = filled(rig, [1])
     rig.begin_transaction(place, [b"aborted"] * 3)(is_committed=False)
     end = rig.begin_transaction(place, [b"open", b"open"])
@@ -233,7 +233,7 @@ def assignment_is_exact(rig: Rig) -> None:
     assert {record.partition for record in rest} <= {b.partition, c.partition}
     found = [r.offset for r in rest if r.partition == b.partition]
     assert found == list(range(nexts[b], 30))
-    # A partition that is assigned again starts at its seek, not where it was.
+    # A partition that is assigned again starts at its seek, not at its old position.
     reader.assign([a])
     reader.seek(a, 28)
     assert [record.offset for record in read_records(reader, 2)] == [28, 29]
@@ -243,7 +243,7 @@ def assignment_is_exact(rig: Rig) -> None:
 
 
 def a_seek_drops_what_was_buffered(rig: Rig) -> None:
-    """After a seek the next record is the one sought, ahead or back."""
+    """After a seek, ahead or back, the next record is at the position of the seek."""
     (place,) = filled(rig, [50])
     reader = rig.data_log().reader()
     reader.assign([place])
@@ -262,7 +262,7 @@ def a_seek_drops_what_was_buffered(rig: Rig) -> None:
 
 
 def paused_partitions_rest(rig: Rig) -> None:
-    """A paused partition returns nothing, and after a resume continues where it was."""
+    """A paused partition returns no records, and continues there after a resume."""
     a, b = filled(rig, [10, 10])
     reader = rig.data_log().reader()
     reader.assign([a, b])
@@ -301,7 +301,10 @@ def _position_error(
 
 
 def positions_outside_the_log_are_errors(rig: Rig) -> None:
-    """Above the end or below the start: an error; others are unaffected; seek helps."""
+    """A position above the end or below the start raises until the next seek.
+
+    Other partitions are not affected.
+    """
     bad, good = filled(rig, [10, 10])
     rig.delete_records(bad, before=4)
     reader = rig.data_log().reader()
@@ -336,7 +339,7 @@ def a_recreated_topic_is_not_read_as_the_old_one(rig: Rig) -> None:
     reader.seek(old, 0, topic_id=before)
     reader.seek(other, 0, topic_id=id_of(other))
     read_records(reader, 21)
-    # Longer than the old topic when the reader polls again.
+    # The new topic is longer than the old one when the reader polls again.
     rig.recreate_topic(old.topic, 1)
     for number in range(60):
         rig.write(old, b"new %d" % number)
@@ -377,7 +380,7 @@ def a_recreated_topic_is_not_read_as_the_old_one(rig: Rig) -> None:
 
 
 def _read_through(reader: DataReader, count: int) -> list[Record]:
-    """Read ``count`` records, also while brokers do not know the topic yet."""
+    """Read ``count`` records; brokers may not know the topic at first."""
     found: list[Record] = []
 
     def has_all() -> bool:

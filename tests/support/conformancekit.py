@@ -11,12 +11,12 @@ from kafka_marshal.protocol.types import LogEntry, TopicPartition
 WAIT_S = 60
 POLL_MS = 200
 TIMEOUT_MS = 30_000
-# A wait may end late by a scheduling delay and one answer of the broker.
+# A wait may be late by a scheduling delay and one response of the broker.
 LATE_S = 8.0
 
 
 class Rig(Protocol):
-    """What a check needs from an implementation and its surroundings.
+    """The interface of an implementation that the checks use.
 
     Attributes:
         waits: Whether an empty poll waits in real time (not with virtual time).
@@ -35,7 +35,7 @@ class Rig(Protocol):
         ...
 
     def new_data_topic(self, partitions: int) -> str:
-        """Make a data topic and return its name."""
+        """Create a data topic and return its name."""
         ...
 
     def new_group(self) -> str:
@@ -77,7 +77,7 @@ class EndTransaction(Protocol):
     """Commits or aborts an open transaction."""
 
     def __call__(self, *, is_committed: bool) -> None:
-        """End it."""
+        """End the transaction."""
         ...
 
 
@@ -126,7 +126,7 @@ def read_records(reader: DataReader, count: int, *, at_once: int = 100) -> list[
 
 
 def filled(rig: Rig, counts: Sequence[int]) -> list[TopicPartition]:
-    """Make a data topic with the given number of records in each partition."""
+    """Create a data topic with the given number of records in each partition."""
     topic = rig.new_data_topic(len(counts))
     places = [TopicPartition(topic, number) for number in range(len(counts))]
     for place, count in zip(places, counts, strict=True):

@@ -22,7 +22,7 @@ def level_two(partitions, **rest):
 
 
 def fence_to(cluster, count, *, op=OP, generation=2):
-    """Return the fence of a change to ``count``, and add partitions for it."""
+    """Add partitions for a change to ``count``; return its fence."""
     before = cluster.config
     there = len(cluster.kafka.topic("__marshal").partitions)
     if there < count:
@@ -43,12 +43,12 @@ def fence_to(cluster, count, *, op=OP, generation=2):
 
 
 def resize(cluster, count, **rest):
-    """Write the fence of a change to partition 0; members do the rest."""
+    """Write the fence of a change to partition 0; members complete the change."""
     write(cluster, fence_to(cluster, count, **rest), 0)
 
 
 def worlds(cluster):
-    """Return the state of each partition, folded from where the last call ended."""
+    """Return the state of each partition; each call folds only new entries."""
     states = cluster.__dict__.setdefault("folded", {})
     for t in range(len(cluster.kafka.topic("__marshal").partitions)):
         log = cluster.kafka.log(cluster.place(t))
@@ -71,7 +71,7 @@ def is_over(cluster, generation=2):
 
 
 def owners(cluster, topic="t", group="g"):
-    """Return the owner of each partition of a topic in the log, by its number."""
+    """Return the owner in the log of each partition of a topic, by its number."""
     states, found = worlds(cluster), {}
     for number in range(len(cluster.kafka.topic(topic).partitions)):
         key = Key(group, topic, number)
@@ -83,7 +83,7 @@ def owners(cluster, topic="t", group="g"):
 
 
 def placed(cluster, topic="t"):
-    """Return the state of each key of a topic, where the count has it."""
+    """Return the state of each key of a topic, in its partition under the count."""
     count = cluster.config.partition_count
     return {
         key: known
@@ -104,12 +104,12 @@ def moving(before, after, *, topic="t", group="g", count=8):
 
 
 class Reading:
-    """The application of a node: polls, and commits what it has read.
+    """The application of a node: polls, and commits what it was handed.
 
     Attributes:
         node: The node.
-        offsets: Partition and offset of each record, as often as it was handed out.
-        seen: What the consumer reported, with the partition.
+        offsets: Partition and offset of each record handed out, repeats included.
+        seen: Reports of the consumer, with the partition.
         lost: Claims that were lost with uncommitted records.
         skipped: Partitions whose records it never finishes.
     """
@@ -141,7 +141,7 @@ class Reading:
 
 
 def end_change(cluster, partitions, op):
-    """Write all that ends a change of which no key moves."""
+    """Write the records that end a change in which no key moves."""
     for t in range(partitions):
         for source in worlds(cluster)[t].layout.sources:
             write(cluster, layout_done(0, source=source.partition, op=op), t)
@@ -150,10 +150,10 @@ def end_change(cluster, partitions, op):
 
 
 def commit_at_an_earlier_home():
-    """Return a cluster after two changes, and the group and its home before them.
+    """Return a cluster after two changes, a group, and its home before them.
 
-    That home has lost the record that resolved a commit of operation ``OP``, and
-    what followed (PROTOCOL 8.5).
+    The log of that home has lost the Resolve of operation ``OP``, which was committed,
+    and all later entries (PROTOCOL 8.5).
     """
     group_id, home = "g0", 1
     homes = [home_partition(group_id, partition_count=count) for count in (2, 4, 8)]

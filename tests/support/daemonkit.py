@@ -30,11 +30,11 @@ class World:
     """A daemon's surroundings: a runtime without a cluster, and a fake service.
 
     Attributes:
-        service: Its service.
-        hold: Event that connecting waits for, if set.
-        reading: Event that reading the log waits for, if set.
-        fault: Raised by opening, if set.
-        done: Calls of the runtime, in order.
+        service: The service of the daemon.
+        hold: The event that connecting waits for, if set.
+        reading: The event that reading the log waits for, if set.
+        fault: The error that opening raises, if set.
+        done: The calls of the runtime, in order.
     """
 
     def __init__(self, path):
@@ -83,7 +83,7 @@ class World:
         return self.service
 
     def client(self):
-        # Certificates are of no use here, and loading them takes 25 ms.
+        # No test here uses certificates, and loading them takes 25 ms.
         transport = httpx.HTTPTransport(uds=str(self.path), verify=False)
         return httpx.Client(transport=transport, base_url="http://sidecar", timeout=30)
 
@@ -101,7 +101,7 @@ class World:
         )
 
     def run(self, script):
-        """Run the daemon on this thread and a script on another, then SIGTERM."""
+        """Run the daemon on this thread and a script on another, then send SIGTERM."""
         with ThreadPoolExecutor(1) as pool:
             future = pool.submit(script)
             future.add_done_callback(lambda _: os.kill(os.getpid(), signal.SIGTERM))

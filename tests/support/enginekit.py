@@ -1,4 +1,4 @@
-"""Small worlds of whole nodes for tests: what the log says, and who holds what."""
+"""Small clusters of whole nodes for tests, with the folded log and the holders."""
 
 import threading
 from typing import NamedTuple
@@ -30,7 +30,7 @@ KEY = Key("g", "t", 0)
 
 
 class Line(NamedTuple):
-    """One record of the log, and what the fold made of it."""
+    """One record of the log, and its transition."""
 
     offset: int
     time_ms: int
@@ -39,7 +39,7 @@ class Line(NamedTuple):
 
 
 class Stepping(Condition):
-    """Lets the whole world step on where production code would wait."""
+    """Advances the whole cluster where production code would wait."""
 
     def __init__(self, cluster):
         super().__init__(threading.RLock())
@@ -52,7 +52,7 @@ class Stepping(Condition):
 
 
 class Fates:
-    """A fate policy that a test changes as it goes."""
+    """The fates of appends, which a test changes at any time."""
 
     def __init__(self):
         self.now = {}
@@ -62,7 +62,7 @@ class Fates:
 
 
 def world(partitions=1, *, records=(10,), h=H, topic="t", **limits):
-    """Return a cluster with one data topic; ``cluster.policy`` decides fates."""
+    """Return a cluster with one data topic; ``cluster.fates`` has fates by writer."""
     fates = Fates()
     cluster = Cluster(
         heartbeat_interval_ms=h, partitions=partitions, policy=fates, limits=limits
@@ -86,10 +86,10 @@ def spec(
     release_behind=False,
     **rest,
 ):
-    """Return what to consume.
+    """Return a subscription.
 
-    By default nothing is released because the consumer is stuck or lags: most tests
-    are about something else, and poll irregularly.
+    By default, no key is released because the consumer is stuck or lags: most tests
+    poll irregularly.
     """
     callbacks = Callbacks(
         on_claimed=on_claimed,
@@ -111,7 +111,7 @@ def spec(
 
 
 def lines(cluster, partition=0):
-    """Fold one coordinating partition afresh and return every transition."""
+    """Fold one coordinating partition from its start and return all transitions."""
     state = WorldState(partition)
     return [
         Line(
@@ -126,7 +126,7 @@ def lines(cluster, partition=0):
 
 
 def of(cluster, client_id, kind=None, *, partition=0):
-    """Return a client's lines, of one kind of record or of any."""
+    """Return a client's lines, of one type of record or of all."""
     return [
         line
         for line in lines(cluster, partition)
@@ -157,13 +157,13 @@ def fold(cluster, partition=0):
 
 
 def write(cluster, record, partition=0):
-    """Append a record as somebody outside."""
+    """Append a record, as a process outside the cluster."""
     value = record if isinstance(record, bytes | None) else encode(record)
     return cluster.kafka.produce(cluster.place(partition), value)
 
 
 def holders(cluster, key=KEY):
-    """Return the names of those whose lease of a key stands now."""
+    """Return the names of the nodes that have a valid lease of a key now."""
     return [node.owner.client_id for node in cluster.nodes if key in node.held]
 
 
@@ -172,12 +172,12 @@ def held_by(node: Node, count: int):
 
 
 def values(polled):
-    """Return the offsets of what a poll returned, by partition."""
+    """Return the offsets of polled records, by partition."""
     return {tp.partition: [r.offset for r in rs] for tp, rs in polled.items()}
 
 
 def owning(cluster, client_id="a", **rest):
-    """Start a node and run until it holds the one key."""
+    """Start a node and run until it holds the only key."""
     node = cluster.node(client_id, spec=spec(**rest))
     cluster.run_until(held_by(node, 1), 3 * H)
     cluster.run(40)
@@ -216,7 +216,7 @@ def pause_scope(cluster, for_ms, scope, *, op=b"s" * 16):
 
 
 def fail_engine(node):
-    """Have a log go back, who knows where: that ends an engine for good."""
+    """Let polls raise ``LogTruncated`` without offsets: that ends an engine."""
 
     def poll(timeout_ms):
         raise LogTruncated("somewhere")
@@ -225,7 +225,7 @@ def fail_engine(node):
 
 
 def checkpointed(cluster, node, count=1):
-    """Have a node write a checkpoint of each partition, and no more then."""
+    """Let a node write a checkpoint of each partition, and none afterwards."""
     node.engine.write_checkpoints("w", DUE)
     events_of = node.observer.named
     cluster.run_until(lambda: len(events_of("checkpoint_written")) >= count, 6 * H)
@@ -252,7 +252,7 @@ def lowered(partitions=2):
 
 
 class Application:
-    """An application that stands by, and what it was asked for."""
+    """An application that stands by, and the requests that it received."""
 
     def __init__(self, error=None):
         self.calls = []

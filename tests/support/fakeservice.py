@@ -1,4 +1,4 @@
-"""A service that holds nothing, for tests of the HTTP application."""
+"""A sidecar's service without a cluster, for tests of the HTTP application."""
 
 import threading
 from collections import deque
@@ -77,13 +77,13 @@ class FakeService:
     """Records every call and returns a plausible response.
 
     Attributes:
-        calls: Every call: its name and its arguments.
-        fault: Raised by the next calls, if set.
-        hold: Event that calls wait for, if set.
+        calls: All calls, with name and arguments.
+        fault: The error that the next calls raise, if set.
+        hold: The event that calls wait for, if set.
         instances: Registered processes.
-        is_slow: Whether no beat can be recorded, and no grant begun, at once.
-        begun: Grants that were begun at once.
-        verdict: Verdict that these have from the start.
+        is_slow: Whether heartbeats and grants need a thread, not the quick path.
+        begun: Grants begun on the quick path.
+        verdict: The verdict that these grants have at once.
     """
 
     def __init__(self) -> None:
@@ -225,7 +225,7 @@ class FakeService:
         return Deadline(timeout_ms, self.clock.now_ms)
 
     def grant_at_once(self, group_id, ask, *, on_verdict):
-        """Begin a grant; a test gives the verdict."""
+        """Begin a grant; a test sets its verdict."""
         if self.is_slow:
             return None
         self._record("grant_at_once", group_id, ask)

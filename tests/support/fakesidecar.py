@@ -1,4 +1,4 @@
-"""A sidecar in memory for a real HTTP client; the test sets its answers."""
+"""A sidecar in memory for a real HTTP client; the test sets its responses."""
 
 import queue
 import threading
@@ -58,14 +58,14 @@ class FakeStream(httpx.SyncByteStream):
 
 
 class FakeSidecar(httpx.BaseTransport):
-    """Answers requests; a test may replace answers.
+    """Responds to requests; a test may replace responses.
 
     Attributes:
-        asked: Every request as method, path and body.
-        answers: What it answers instead, by method and last part of the path: a
-            message, a ``Failure`` with its status, an exception; taken one by one.
-        is_dead: Whether nothing answers.
-        is_known: Whether it knows the client.
+        asked: All requests, as method, path and body.
+        answers: Other responses, by method and last part of the path, each used once:
+            a message, a ``Failure`` with its status, or an exception.
+        is_dead: Whether no request gets a response.
+        is_known: Whether the client is registered.
     """
 
     def __init__(self):
@@ -99,7 +99,7 @@ class FakeSidecar(httpx.BaseTransport):
         return api.Info(**(fields | self.info_rest))
 
     def named(self, method, part):
-        """Return the bodies of requests whose path ends so."""
+        """Return the bodies of requests with this method and end of the path."""
         with self._lock:
             return [b for m, p, b in self.asked if m == method and p.endswith(part)]
 
@@ -154,17 +154,17 @@ class FakeSidecar(httpx.BaseTransport):
         return httpx.Response(status, content=msgspec.json.encode(answer))
 
     def stream(self):
-        """Wait for the next stream of events that is opened."""
+        """Wait for the client to open its next stream of events."""
         return self.streams.get(timeout=WAIT_S)
 
 
 class Assigning(FakeSidecar):
-    """A sidecar that assigns what is subscribed to or claimed, and takes it back.
+    """A sidecar that assigns subscribed or claimed keys, and takes them back.
 
-    It ends the stream of a client that closes, which cannot shut a fake one down.
+    It ends the stream of a client that closes: that client cannot shut down a fake one.
 
     Attributes:
-        has: Epochs of what the client has, by subscription; "" for claims.
+        has: Epochs of the client's keys, by subscription; "" for claimed keys.
     """
 
     def __init__(self):
@@ -174,9 +174,9 @@ class Assigning(FakeSidecar):
         self._stream = None
         self._has_left = False
         self._answering = threading.Lock()
-        # Of the last claim; one that is withdrawn late does not end a later one.
+        # Number of the last claim: a late withdrawal does not end a later claim.
         self._number = 0
-        # Of the claim that was answered last.
+        # Number of the last claim with a response.
         self._answered = None
         self._is_claimed = False
         self._is_over = threading.Event()
@@ -207,7 +207,7 @@ class Assigning(FakeSidecar):
         return super().handle_request(request)
 
     def close(self):
-        """Called as a client closes its connections."""
+        """End all streams; the client calls this as it closes its connections."""
         self._has_left = True
         if self._stream is not None:
             self._stream.end()
@@ -240,7 +240,7 @@ class Assigning(FakeSidecar):
         return answer
 
     def _unclaim(self, number):
-        # A client gets no event about what it has given up itself.
+        # A client gets no event about keys that it has released.
         self._is_claimed = self._is_claimed and number < self._number
         if number in {self._number, self._answered}:
             self.has.pop("", None)
@@ -299,7 +299,7 @@ def failure(error, message="no", **rest):
 
 
 class RequestsBy:
-    """Makes requests by a transport of httpx."""
+    """Sends requests over a transport of httpx."""
 
     def __init__(self, transport):
         self._transport = transport

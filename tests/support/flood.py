@@ -1,11 +1,11 @@
-"""A flood of records into one fold, and what it left behind; a process of its own.
+"""A flood of hostile records into one fold, in its own process.
 
     python flood.py RECORDS SEED
 
-Everything that somebody with the right to write could send: noise, old records again,
-damaged ones, new names without end, announcements of ever new processes, operations,
-batches as large as a frame, pauses, leader changes, clocks that step. Prints one JSON
-object: how large the state was half way and at the end, and the process with it.
+The records are those that any writer of the topic could append: noise, repeated and
+damaged records, ever new names and processes, operations, batches as large as a frame,
+pauses, leader changes, clocks that step. Prints one JSON object: the sizes of the state
+and of the process half way and at the end.
 """
 
 import gc
@@ -48,12 +48,12 @@ SET_POSITION = ("staged", "decided", "position_set", "unlocked", "resolved")
 
 
 class Flood:
-    """Draws what comes next; remembers little of what was."""
+    """Draws the next entry; keeps only a few earlier ones."""
 
     def __init__(self, seed: int, log: Log) -> None:
         self.log = log
         self.rng = random.Random(seed)
-        # A Config of a later level halts every reader: not more, but less happens.
+        # A Config of a later level would halt the fold, and later entries do nothing.
         self.frames = [
             encode(record) for record in all_records() if not isinstance(record, Config)
         ]
@@ -107,7 +107,7 @@ class Flood:
         return encode(pause(until, op=ident(f"op{number}"), group=f"g{number % 300}"))
 
     def stage_of_a_pause(self) -> bytes:
-        """Return a Stage of many keys that nobody owns, in a group that is paused."""
+        """Return a Stage of many keys without an owner, in a paused group."""
         paused = [
             (name, group.pause.op_id)
             for name, group in self.log.state.groups.items()
@@ -137,7 +137,7 @@ class Flood:
         return encode(stage)
 
     def decide_or_resolve(self) -> bytes:
-        """Return a record of an operation that is going on, or of none."""
+        """Return a Decide or Resolve of an open operation, or of an unknown one."""
         state = self.log.state
         going_on = list(state.locked)
         going_on += [(n, g.pause.op_id) for n, g in state.groups.items() if g.pause]
@@ -159,7 +159,7 @@ class Flood:
 
 
 def resident_bytes() -> int:
-    """Return the memory of this process, with garbage collected."""
+    """Collect garbage; return the resident memory of this process."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
 

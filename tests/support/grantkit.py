@@ -1,4 +1,4 @@
-"""A grant client over the cluster in memory; time passes as it reads."""
+"""A grant client over the cluster in memory; its reads advance time."""
 
 from enginekit import KEY, claim_of
 
@@ -8,7 +8,7 @@ from kafka_marshal.ports import runs_of
 
 
 class Log:
-    """A session with the coordination topic, under which time passes."""
+    """A session with the coordination topic whose polls advance time."""
 
     cluster_id = "simulated"
 
@@ -60,7 +60,7 @@ class Log:
 
 
 class MemoryGrantClient(LogGrantClient):
-    """A grant client over the cluster in memory; ``logs`` are those it opened."""
+    """A grant client over the cluster in memory; ``logs`` has its opened sessions."""
 
     def __init__(self, cluster, name="task"):
         self.logs = []

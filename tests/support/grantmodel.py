@@ -1,11 +1,10 @@
-"""Two clients consume a key at most once, whatever the clocks do.
+"""Two clients that consume a key at most once, for any clocks.
 
-The fold is the product's ``apply``, a client is the product's ``AtMostOnce``.
-There are no leases here at all: every claim finds the owner stale, and nobody
-looks at a deadline. What holds here holds for any clocks, pauses and delays.
-Records on their way may be lost, doubled and reordered; a client may crash
-between any two steps; verdicts are read one at a time. Several requests of a
-client may be under way at once (PROTOCOL 6.3).
+The fold is the product's ``apply``, a client is the product's ``AtMostOnce``. There
+are no leases: every claim finds the owner stale, and no client checks a deadline. So
+the results hold for any clocks, pauses and delays. Records in flight may be lost,
+doubled and reordered; a client may crash between any two steps; verdicts are read one
+at a time. A client may have several requests in flight (PROTOCOL 6.3).
 """
 
 from collections import deque
@@ -32,7 +31,7 @@ CLAIM, BEAT, ASK, TASK, FOREIGN = "claim", "beat", "ask", "task", "foreign"
 
 
 class Sent(NamedTuple):
-    """A record on its way; ``ask`` and ``task`` name a range and an epoch."""
+    """A record in flight; ``ask`` and ``task`` name a range and an epoch."""
 
     kind: str
     life: int
@@ -42,7 +41,7 @@ class Sent(NamedTuple):
 
 
 class UnreadVerdict(NamedTuple):
-    """A verdict that a client has yet to read."""
+    """A verdict that a client has not read."""
 
     sent: Sent
     reason: str | None
@@ -54,7 +53,7 @@ class UnreadVerdict(NamedTuple):
 class Fold(NamedTuple):
     owner: int
     epoch: int
-    head: int | None  # next offset that nobody was granted
+    head: int | None  # next offset that was not granted
 
 
 class Client(NamedTuple):
@@ -79,12 +78,12 @@ def owner(life):
 
 
 class GrantModel:
-    """S3: no offset is processed twice, and no range granted twice or left out.
+    """S3: no offset is processed twice, and no range is granted twice or skipped.
 
-    Options say how large the world is; ``tasks`` adds a process that asks under
-    its parent's incarnation for ranges of its own (PROTOCOL 6.2), ``beats`` the
-    beat of a start, which gives the log a position (5.1); ``depth`` is how many
-    requests a client has under way.
+    Options set the size of the world: ``tasks`` adds a process that requests its own
+    ranges under its parent's incarnation (PROTOCOL 6.2), ``beats`` the first heartbeat
+    of a claim, which gives the log a position (5.1); ``depth`` is the largest number of
+    requests of a client in flight.
     """
 
     def __init__(
@@ -144,10 +143,10 @@ class GrantModel:
         clients[index] = client
         return world._replace(clients=tuple(clients), **rest)
 
-    # --- what a client does
+    # --- steps of a client
 
     def ladder(self, client):
-        """Return the product's ladder of a client, as of now."""
+        """Return the product's ``AtMostOnce`` of a client, in its current state."""
         it = AtMostOnce(client.next_first, grantee=ident(f"life {client.life}"))
         it.is_anchored = client.anchored
         it._requests = deque(
@@ -247,7 +246,7 @@ class GrantModel:
             times + offsets.count(number) for number, times in enumerate(world.done)
         )
 
-    # --- what the log does
+    # --- records that land
 
     def _lands(self, world, index, number):
         client = world.clients[index]
@@ -315,7 +314,7 @@ class GrantModel:
             )
             return label, self._put(world, index, client)
         if kind == TASK:
-            # The task knows its own grant; its parent must not take it for its own.
+            # The task reads its own grant; its parent must not treat it as its own.
             offsets = (
                 ()
                 if received.granted is None
@@ -364,7 +363,7 @@ class GrantModel:
             known.position = known.granted = fold.head
             state.keys[KEY], state.epochs[fold.epoch] = known, KEY
         state.groups["g"] = GroupState(key_count=len(state.keys))
-        # Every claim finds the owner stale; no other record cares for the time.
+        # Every claim finds the owner stale; no other record depends on the time.
         entry = LogEntry(
             offset=NEXT_OFFSET,
             leader_epoch=1,
@@ -416,7 +415,7 @@ def record_of(sent):
 
 
 def unread(client):
-    """Drop what comes first and makes no difference when it is read."""
+    """Drop leading verdicts that change nothing when they are read."""
     received = client.inbox
     while received and not _matters(client, received[0]):
         received = received[1:]
@@ -444,7 +443,7 @@ def lives(world):
 def renamed(world):
     """Number epochs and lives as they appear, so that equal worlds are equal.
 
-    What asks under an epoch that is over is as good as lost: no epoch comes back.
+    A request under an earlier epoch counts as lost: no epoch returns.
     """
     epochs, names = {NOBODY: NOBODY}, {NOBODY: NOBODY}
     at = world.fold.epoch

@@ -23,10 +23,10 @@ class Tool(Growing, Opened):
     """An admin over the log in memory.
 
     Attributes:
-        left: Requests that change something until it is killed; None for never.
-        done: What it changed: ``log`` or ``topic``.
-        refusal: Raised instead of adding partitions.
-        objection: Raised instead of checking whether they may be added.
+        left: Changing requests until the admin is killed; None for never.
+        done: Its changes in order: ``log`` or ``topic``.
+        refusal: The error raised instead of adding partitions.
+        objection: The error raised instead of checking whether they may be added.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ def partitions(cluster, topic="t"):
 
 
 def at(cluster, number, position):
-    """Have group g at a position of a partition; None for a claim without one."""
+    """Let group g claim a partition, and release it at a position; None keeps it."""
     t = place_of(key(number), partition_count=cluster.config.partition_count)
     epoch = hold(cluster, number, cluster.config.partition_count)
     if position is not None:

@@ -1,10 +1,10 @@
 """A keyed topic that grows from one partition to two (PROTOCOL 9.10), as a small world.
 
-One producer writes the records of one key, to the old partition until it knows the new
-count. One owner processes the old partition, one member claims the new one: it sees it
-once it is there, claims it, looks up the end of coordinating partition 0, reads up to
-there, and judges again. What coordinating partition 0 folds to, and when a source has
-passed its end, is the product's.
+A producer writes the records of one record key, to the old partition until it knows the
+new count. An owner processes the old partition. A member claims the new partition when
+it exists, looks up the end of coordinating partition 0, reads up to there, and judges
+again whether it may begin. The product folds coordinating partition 0, and judges
+whether a source has passed its end.
 """
 
 from typing import NamedTuple
@@ -22,22 +22,22 @@ AWAY, CLAIMED, LOOKED, BEGUN = range(4)
 
 
 class World(NamedTuple):
-    """One moment.
+    """One state of the small world.
 
     Attributes:
-        ends: What the growths of partition 0 say, in log order: None for the
-            announcement, then the end.
-        is_added: Whether the new partition is there.
+        ends: The DataGrowth records in partition 0, in log order: None for the
+            announcement, then the end of the old partition.
+        is_added: Whether the new partition exists.
         knows: Whether the producer knows the new count.
         written: Number of records of the key that are written.
         old: Their numbers in the old partition, in log order.
         new: Those in the new partition.
-        granted: Records of the old partition that its owner has taken or processed.
-        processed: Those that it has processed: its position.
-        stage: How far the claim of the new partition is.
+        granted: Records of the old partition that its owner was granted.
+        processed: Those of them that it has processed: its position.
+        stage: The stage of the claim of the new partition.
         read: Records of partition 0 that the member has read.
-        until: How many it has to read before it judges again.
-        begun: Records of the new partition that are processed.
+        until: Records that it must read before it judges again.
+        begun: Processed records of the new partition.
         last: Number of the key's last processed record.
     """
 
@@ -57,7 +57,7 @@ class World(NamedTuple):
 
 
 class GrowthModel:
-    """The world; its methods are what a planted mistake changes."""
+    """The steps and rules of the world; planted mistakes replace its methods."""
 
     def start(self):
         return World()
@@ -75,10 +75,10 @@ class GrowthModel:
         yield from self.owner(world)
         yield from self.member(world)
 
-    # --- who does what
+    # --- the steps
 
     def admin(self, world):
-        """It announces, adds, waits for the producers, and writes the end."""
+        """Announce, add the partition, wait for the producer, write the end."""
         if not world.ends:
             yield "the growth is announced", world._replace(ends=(None,))
         if self.may_add(world) and not world.is_added:
@@ -139,7 +139,7 @@ class GrowthModel:
         return world.processed
 
     def may_begin(self, world):
-        """Return whether the member may begin, by what it has read."""
+        """Return whether the member may begin, by the records that it has read."""
         state = ()
         for offset, end in enumerate(world.ends[: world.read]):
             record = growth(2, 1, ends=None if end is None else (end,))
@@ -161,7 +161,7 @@ class GrowthModel:
 
     @staticmethod
     def follow(world, number):
-        """Note a processed record; one after a later one breaks the order."""
+        """Record a processed number; a number below an earlier one breaks the order."""
         last = number if number > world.last else RECORDS + 1
         return world._replace(last=last)
 
@@ -170,17 +170,17 @@ class GrowthModel:
 
 
 def add_before_the_announcement(patch):
-    """The partition is added whether the growth is announced or not."""
+    """The partition is added although the growth may not be announced."""
     patch.setattr(GrowthModel, "may_add", lambda *_: True)
 
 
 def end_before_producers_know(patch):
-    """The end is taken while a producer sends by the old count."""
+    """The end is looked up while a producer still uses the old count."""
     patch.setattr(GrowthModel, "may_end", lambda *_: True)
 
 
 def begin_without_judging_again(patch):
-    """A claim that was won begins, whatever is read meanwhile."""
+    """A member begins after its claim, without judging again."""
     patch.setattr(GrowthModel, "judges_again", lambda *_: True)
 
 
@@ -190,12 +190,12 @@ def judge_by_what_is_read(patch):
 
 
 def count_what_is_taken(patch):
-    """A source has passed its end once its owner has taken the records."""
+    """A source has passed its end once its owner was granted the records."""
     patch.setattr(GrowthModel, "position", lambda _, world: world.granted)
 
 
 def pass_without_an_end(patch):
-    """Nothing waits for a growth that is only announced."""
+    """The new partition does not wait for a growth that is only announced."""
     plain = growths.Source.has_passed
 
     def has_passed(self, known, *, topic_id):

@@ -1,13 +1,13 @@
 """Two clients, one key: every interleaving of a warm handoff (PROTOCOL 9.4, 9.5).
 
-The fold is the product's ``apply``, and so is the question whether an owner may drain
-its key for its successor. The clients are modelled: the owner offers, again and again,
-and withdraws, whatever the successor does; records on their way land late or never; a
-client crashes and restarts as another process, and its records still land.
+The fold is the product's ``apply``; the product also judges whether an owner may drain
+its key for its successor. The clients are modelled: the owner offers and withdraws at
+any time; records in flight land late or never; a client crashes and restarts as another
+process, and its records still land.
 
-One unit of time is a heartbeat interval: a lease lasts two, an offer and the preference
-of a successor one. An epoch is that of the key's last claim or one that is over, for it
-never comes back; a process is the living one of its client or an earlier one.
+The unit of time is a heartbeat interval: a lease lasts two, an offer and the preference
+for a successor one. The model distinguishes only the current epoch from earlier ones,
+since no epoch returns, and the running process of a client from earlier ones.
 """
 
 from collections import deque
@@ -38,16 +38,16 @@ IDLE, WORKS, DRAINS = 0, 1, 2
 CLAIM, BEAT, OFFER, READY, RELEASE = "claim", "beat", "offer", "ready", "release"
 FOREVER_MS = 2**60
 
-# What the clients of the model do wrong.
+# Mistakes of the clients in the model.
 WORK_ON_READY = "work_on_ready"  # A successor works on its Ready.
 # An owner continues after its release.
 GO_ON_AFTER_THE_RELEASE = "go_on_after_the_release"
-# A Ready of a process that is gone counts: a cold successor.
+# The Ready of an earlier process counts: the successor is not warm.
 DRAIN_FOR_AN_EARLIER_PROCESS = "drain_for_an_earlier_process"
 
 
 class Process(NamedTuple):
-    """A process of a client: the living one, or any earlier one."""
+    """A process of a client: the running one, or any earlier one."""
 
     client: int
     is_living: bool
@@ -67,7 +67,7 @@ class Fold(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A record on its way, of the key's epoch or one that is over."""
+    """A record in flight, of the key's epoch or of an earlier one."""
 
     kind: str
     is_current: bool
@@ -77,7 +77,7 @@ class Sent(NamedTuple):
 
 
 class Notice(NamedTuple):
-    """A verdict that a client has yet to read."""
+    """A verdict that a client has not read."""
 
     kind: str
     is_current: bool
@@ -100,9 +100,9 @@ class World(NamedTuple):
 
 
 class HandoffModel:
-    """S4, and that an owner drains for warm successors only.
+    """S4, and an owner drains only for a warm successor.
 
-    Options say how large the world is; ``mistake`` replaces a rule of the clients.
+    Options set the size of the world; ``mistake`` breaks a rule of the clients.
     """
 
     def __init__(self, *, crashes=True, pauses=False, in_flight=1, mistake=None):
@@ -121,7 +121,7 @@ class HandoffModel:
     def steps(self, world):
         return ((label, after) for label, _, after in self.moves(world))
 
-    # --- what may happen
+    # --- possible steps
 
     def moves(self, world):
         """Yield label, actor and outcome: the actor is time, a client, or a fault."""
@@ -210,7 +210,7 @@ class HandoffModel:
         return self._put(after._replace(fold=fold), i, client)
 
     def _over(self, client):
-        """Return a client after another claim: every epoch before is over."""
+        """Return a client after another claim: all its epochs are earlier ones now."""
         return client._replace(
             is_current=False,
             is_warm=False,
@@ -223,10 +223,10 @@ class HandoffModel:
             ),
         )
 
-    # --- what clients do
+    # --- steps of clients
 
     def _read(self, world, i):
-        """A client reads everything."""
+        """Let a client read all its verdicts."""
         client, fold = world.clients[i], world.fold
         phase, is_current, age = client.phase, client.is_current, client.age
         for notice in client.notices:
@@ -279,7 +279,7 @@ class HandoffModel:
                 yield send(READY, is_current=is_warm, change=change)
         if client.phase == WORKS:
             label, _, after = send(OFFER, to=1 - i)
-            yield label, "fault", after  # advice, which nobody may rely on
+            yield label, "fault", after  # members may not rely on advice
             yield send(OFFER)
         if client.phase == DRAINS or (client.phase == WORKS and world.fold.is_paused):
             ended = {"phase": IDLE, "is_current": False, "age": STALE}
@@ -340,7 +340,7 @@ class HandoffModel:
         return fold
 
     def state(self, fold):
-        """Return a state of the product that looks like this."""
+        """Return the state of the product for a fold of the model."""
         state = WorldState(
             0,
             next_offset=NEXT_OFFSET,
@@ -390,7 +390,7 @@ def _process(incarnation):
 
 
 class Reached(NamedTuple):
-    """All states that a model can reach, and the moves that lead to each."""
+    """All reachable states of a model, and the moves that lead to each."""
 
     states: dict
     before: dict
@@ -407,7 +407,7 @@ class Reached(NamedTuple):
 
 
 def explore(model):
-    """Return everything that a model can reach."""
+    """Return all states and moves that a model can reach."""
     first = model.start()
     states, queue = {first: None}, deque([first])
     before: dict = {}
@@ -428,11 +428,10 @@ def users(world):
 
 
 def stuck(model):
-    """Return a state and what cannot happen from it any more, or None.
+    """Return the goal that is out of reach, with such a state; None if there is none.
 
-    L: without more faults a live client comes to work and no offer is open; and each
-    client does, where the other is silent for ever. Q: an offer that is ready can be
-    finished.
+    L: without more faults, one client works and no offer is open; and each client can
+    work if the other is silent for ever. Q: after a Ready, the successor can work.
     """
     reached = explore(model)
     everybody = ("time", 0, 1)
@@ -467,7 +466,7 @@ def stuck(model):
 
 
 def refuse_claims_of_what_is_offered(patch):
-    """A key is kept for the successor that it is offered to, and for good."""
+    """Other clients can never claim a key that was offered to a successor."""
     plain = judging._judge_known
 
     def judge_known(state, known, record):
@@ -478,7 +477,7 @@ def refuse_claims_of_what_is_offered(patch):
 
 
 def release_any_epoch(patch):
-    """A release under an earlier claim counts, and that of an earlier owner."""
+    """A release with an earlier epoch counts, also one by an earlier owner."""
     plain = judging.mismatch
 
     def mismatch(state, record, *, key):
@@ -492,7 +491,7 @@ def release_any_epoch(patch):
 
 
 def ready_for_any_epoch(patch):
-    """A Ready for an earlier claim counts."""
+    """A Ready with an earlier epoch counts."""
     plain = judging.judge_ready
 
     def judge_ready(state, record, *, key):

@@ -22,28 +22,28 @@ _HANDING_OUT = {
         *("protocol/delivery.py", "protocol/granting.py"),
     )
 }
-# Frames below one of these stand for others' threads, which run no handlers.
+# Code called from these functions stands for other threads, which run no handlers.
 _OTHERS = (
     *(str(Path(simulator.__file__).parent), enginekit.__file__),
     str(Path(__file__).with_name("fakesidecar.py")),
 )
-# Python runs handlers as a function begins, and as a built-in one has returned.
+# Python runs handlers when a function begins, and when a built-in has returned.
 _EVENTS = {"call", "c_return"}
 
 
 def interrupted(
     call: Callable[[], Any], at: int, *, everywhere: bool = False
 ) -> tuple[bool, Any]:
-    """Call a function and raise at the place with this number.
+    """Call a function and raise KeyboardInterrupt at the place with this number.
 
     Args:
         call: Called once, on this thread.
         at: Number of the place, from 0.
-        everywhere: Whether all code of the library counts, and that of conditions, or
-            only the code that hands out records.
+        everywhere: Whether places in all code of the library and in conditions count,
+            or only those in code that hands out records.
 
     Returns:
-        Whether there is such a place, and what the function returned, if anything.
+        Whether there is such a place, and the result of the function, if it returned.
     """
     left, found = at, None
     is_place = _is_anywhere if everywhere else _is_handing_out
@@ -58,7 +58,7 @@ def interrupted(
                 raise KeyboardInterrupt
 
     before, hook = sys.getprofile(), sys.unraisablehook
-    # What is raised while a generator is closed is ignored, as by Python.
+    # Python ignores errors that are raised while a generator is closed.
     sys.unraisablehook = lambda _: None
     sys.setprofile(profile)
     try:
@@ -66,7 +66,7 @@ def interrupted(
     except KeyboardInterrupt:
         pass
     except RuntimeError as error:
-        # Of Python: ``Thread.start`` was interrupted as it waited for its lock.
+        # From Python: ``Thread.start`` was interrupted while it waited for its lock.
         if not isinstance(error.__context__, KeyboardInterrupt):
             raise
     finally:

@@ -1,4 +1,4 @@
-"""Kept states for tests, and a source that has what it is given."""
+"""Kept states for tests, and a source that returns given states."""
 
 import attrs
 
@@ -7,7 +7,7 @@ from kafka_marshal.protocol.snapshot import digest, to_bytes
 
 
 class Shelf:
-    """A source that has what it is given."""
+    """A source of kept states that returns given states."""
 
     def __init__(self, *states):
         self.states = {state.partition: state for state in states}

@@ -1,7 +1,8 @@
-"""What one coordinating partition is in the small worlds of a changing count.
+"""A coordinating partition in the small worlds of a changing partition count.
 
-Only what matters of the product's state is kept, and times are heartbeat intervals.
-Each entry is folded by the product's ``apply``, from a state that is built for it.
+The model keeps the part of the product's state that affects the key, with times in
+heartbeat intervals. To fold an entry, it builds a state and calls the product's
+``apply``.
 """
 
 from itertools import pairwise
@@ -48,38 +49,38 @@ OPEN, DONE, OVER = "open", "done", "over"
 class Part(NamedTuple):
     """A coordinating partition, as ``apply`` left it."""
 
-    step: int  # of the count in force, -1 without a Config
+    step: int  # index of the count in force, -1 without a Config
     phase: str = OVER
-    op: int = 0  # which operation has fenced it
-    knows: bool = False  # whether it has the key
+    op: int = 0  # number of the operation that fenced the partition
+    knows: bool = False  # whether the key is known here
     owner: int = NOBODY
     claimed: int = -1  # step of the last claim here, -1 without
-    age: int = 0  # of the last renewal, in log time
+    age: int = 0  # log time since the last renewal
     quiet: int = 0
     is_locked: bool = False
     position: int | None = None
     granted: int | None = None
-    successor: int = NOBODY  # named by the last release
-    is_preferred: bool = False  # whether nobody else can claim yet
+    successor: int = NOBODY  # client that the last release named
+    is_preferred: bool = False  # whether no other client can claim yet
     offered: int = NOBODY  # the client that the owner offers the key to
     is_ready: bool = False
     leader: int = 1  # leader epoch of the log
-    claim_leader: int = 1  # that of the last claim
-    is_cut: bool = False  # whether the log went back, and has no entry since
+    claim_leader: int = 1  # leader epoch of the last claim
+    is_cut: bool = False  # whether the log went back and has no entry since then
 
     @property
     def has_clock(self):
-        """Whether it makes a difference how much log time passes."""
+        """Whether the passing of log time changes anything."""
         is_waiting = self.owner != NOBODY or self.quiet or self.is_preferred
         return bool(is_waiting and not self.is_cut)
 
 
 class LayoutFold:
-    """The product's fold, of a key that each change of the count moves.
+    """Folds records about a key that each change of the count moves.
 
     Attributes:
-        partitions: Partition 0, and each where the key ever is.
-        places: Index in these of the key's partition, under each count.
+        partitions: Partition 0, and each that the key is ever placed in.
+        places: For each count, the index in ``partitions`` of the key's partition.
     """
 
     def __init__(self, counts, *, grants=GRANTS, keeps_the_era=False):
@@ -95,7 +96,7 @@ class LayoutFold:
         self.partitions = tuple(sorted({0, *found}))
         self.places = tuple(map(self.partitions.index, found))
 
-    # --- what the model asks for
+    # --- used by the model
 
     def append(self, at, part, what):
         """Fold one record; return the partition and the verdict."""
@@ -118,15 +119,16 @@ class LayoutFold:
         return tuple(self.state(at, part).token(self.key))
 
     def is_fenced(self, at, step):
-        """Return whether a partition has to have the fence of a change."""
+        """Return whether a partition needs the fence of a change."""
         return self.partitions[at] < max(self.counts[step - 1 : step + 1])
 
     # --- records
 
     def _offset(self, at, back):
-        """Return the next offset, or one before: later places have shorter logs.
+        """Return the next offset, or an earlier one.
 
-        So only the era makes the tokens there larger.
+        Later partitions of the key have shorter logs, so that only the era makes their
+        tokens larger.
         """
         return 1_000 - 300 * self.places.index(at) - back if at in self.places else 9
 
@@ -251,7 +253,7 @@ class LayoutFold:
         return known
 
     def _view(self, at, before, state):
-        """Return what matters of the product's state."""
+        """Return the state of the product in the form of the model."""
         step = NOBODY if state.config is None else state.config.generation - BASE
         quiet_ms = 0
         if state.quiet_until_ms is not None:

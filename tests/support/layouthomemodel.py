@@ -1,11 +1,11 @@
 """A set position beside a change of the partition count, which moves its home.
 
-Every order in which an admin pauses a group, stages its keys and decides, anybody
-fences, imports and ends, the pause runs out in each partition, and members resolve what
-is left (PROTOCOL 8.3 to 8.5, 10.2, 10.6). The fold is the product's, and a state is the
-bytes of its worlds. The admin may die at each step; what it has sent lands late or
-never. Members look at the home under the count from before a change as long as that is
-open where they resolve (10.2).
+The model has every order of these steps: an admin pauses a group, stages its keys and
+decides; processes fence, import and end the change; the pause expires in each
+partition; members resolve the rest (PROTOCOL 8.3 to 8.5, 10.2, 10.6). The fold is the
+product's; a state is its canonical bytes. The admin may crash at each step; its records
+land late or never. While a change is open in the partition that they resolve, members
+use the home under the old count (10.2).
 """
 
 from functools import cache
@@ -45,40 +45,39 @@ START_MS = 1_000_000
 UNTIL_MS, OVER_MS = START_MS + 10, START_MS + 20
 SOURCE, SET = 1, ident("set")
 
-# What the admin of the model does wrong.
-# The admin counts the pause of a partition that is behind.
+# A mistake of the admin in the model: the pause of a partition that is behind counts.
 COUNT_ANY_PAUSE = "count_any_pause"
 STAYS, MOVES, ELSEWHERE = "stays", "moves", "elsewhere"
 
 
 class World(NamedTuple):
-    """The partitions, and how far the admin is."""
+    """The partitions, and the progress of the admin."""
 
     logs: tuple[bytes, ...]
-    count: int = 0  # that the admin began with, 0 before
-    paused: frozenset = frozenset()  # partitions, and the generation there
+    count: int = 0  # the count when the admin began, 0 before
+    paused: frozenset = frozenset()  # paused partitions, each with its generation
     may_stage: bool = False
     staged: frozenset = frozenset()
     is_decided: bool = False
-    ends: frozenset = frozenset()  # how keys were unlocked
+    ends: frozenset = frozenset()  # outcomes with which keys were unlocked
 
 
 class LayoutHomeModel:
     """S8 and 8.4: all keys are set if and only if the Decide was accepted.
 
-    The home is the source, and then the target.
+    The home is first the source, then the target of the change.
 
     Args:
         counts: Partition count before and after.
         keys: The keys that the admin sets: one of the source that stays or moves, and
             one that stays in another partition.
-        mistake: What the admin does wrong.
+        mistake: The mistake of the admin, if any.
     """
 
     def __init__(self, counts=(2, 4), keys=(STAYS, ELSEWHERE), *, mistake=None):
         self.before, self.after = self.counts = counts
         self.target = SOURCE + self.before
-        elsewhere = self.before - 2  # 0, where a lock makes fences wait, or 2
+        elsewhere = self.before - 2  # 0, where a lock delays fences, or 2
         self.partitions = tuple(sorted({0, SOURCE, elsewhere, self.target}))
         self.named = {
             STAYS: self._key(SOURCE, SOURCE),
@@ -119,7 +118,7 @@ class LayoutHomeModel:
         return World(tuple(logs))
 
     def is_over(self, world):
-        """Return whether the change is over, and nothing is left to resolve."""
+        """Return whether the change has ended and no lock or verdict is left."""
         return all(
             state.layout is None
             and state.config is not None
@@ -137,7 +136,7 @@ class LayoutHomeModel:
             return "8.4: a key is set without a Decide"
         return None
 
-    # --- what may happen
+    # --- possible steps
 
     def steps(self, world):
         if not world.count:
@@ -156,10 +155,10 @@ class LayoutHomeModel:
                 yield f"the pause runs out in {place}", world._replace(logs=logs)
 
     def _append(self, log, value):
-        """Fold a record, or the time at which the pause is over.
+        """Fold a record, or a clock entry after the end of the pause.
 
         Returns:
-            The log, as it was where nothing comes of the record; and the effects.
+            The log, unchanged if the record has no effect, and the effects.
         """
         state = from_bytes(log)
         entry = LogEntry(
@@ -179,7 +178,7 @@ class LayoutHomeModel:
         yield from self._of_members(world, place)
 
     def _after(self, world, place, kind, effects):
-        """Return what the admin has read."""
+        """Return the world after the admin has read the effects."""
         if kind == "pause":
             config = self._state(world, place).config
             generation = config.generation
@@ -197,7 +196,7 @@ class LayoutHomeModel:
         ends = {"position_set", "unlocked"}.intersection(effects)
         return world._replace(ends=world.ends | ends)
 
-    # --- who appends what
+    # --- appended records
 
     def _of_change(self, world, place):
         first, state = self._state(world, 0), self._state(world, place)
@@ -218,7 +217,7 @@ class LayoutHomeModel:
             yield "final", layout_final()
 
     def _of_admin(self, world, place):
-        """Yield pauses, and what follows once each partition has accepted its own."""
+        """Yield pauses; once all are accepted, also Stages and the Decide."""
         count = world.count
         if not count:
             return
@@ -236,7 +235,7 @@ class LayoutHomeModel:
             yield "decide", decide(len(self.keys), **named)
 
     def _of_members(self, world, place):
-        """Yield what resolves the locks and verdicts of the operation that are left."""
+        """Yield the Resolves of remaining locks and verdicts of the operation."""
         states = [self._state(world, each) for each in self.partitions]
         named = {"group": self.group, "op": SET}
         for state in states:
@@ -262,7 +261,7 @@ class LayoutHomeModel:
         return self.operation in state.locked or bool(group and group.unresolved)
 
     def _home(self, state):
-        """Return the home as a partition has it that is resolved (PROTOCOL 10.2)."""
+        """Return the home by the count that holds in this partition (PROTOCOL 10.2)."""
         layout = state.layout
         count = state.config.partition_count if layout is None else layout.from_count
         return home_partition(self.group, partition_count=count)

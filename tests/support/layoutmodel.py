@@ -1,26 +1,25 @@
 """A key that moves between coordinating partitions, and two clients (PROTOCOL 10).
 
-The fold is the product's ``apply``, and so is the judgement of what is final; what
-writers of claims, heartbeats, requests and of the changes may send is modelled. Anybody
-fences, imports and ends. A lease that is never used again is a crash.
+The fold is the product's ``apply``; the product also judges whether a key is final. The
+model decides which claims, heartbeats, requests and records of changes may be sent. Any
+process fences, imports and ends. A crash is a lease that is never used again.
 
-A log may go back once, to any record (PROTOCOL 7.5, 10.9). All owners there have read
-that, and so has the owner in a source that lost its fence, once the target knows the
-key: 10.9 excuses others. What was granted by records that are lost, or in such a
-source, may be granted again.
+A log may go back once, to any record (PROTOCOL 7.5, 10.9). Its owners have read that,
+as has the owner in a source that lost its fence, once the target knows the key; 10.9
+excuses others. Grants by lost records, or in such a source, may be repeated.
 
-Records land at once, and yet the worlds have every way in which any number of them can
-be under way. A claim, heartbeat or request of the current epoch that lands late could
-have been sent right before, with a longer lease; one of an earlier epoch, by anybody,
-is appended at any time; imports carry whatever was final at any time. ``in_flight`` has
-them travel instead, to compare.
+Records land at once; still the worlds cover any number of records in flight. A delayed
+claim, heartbeat or request of the current epoch could have been sent right before, with
+a longer lease; one of an earlier epoch, by any process, is appended at any time;
+imports carry keys as they were at any time when they were final. With ``in_flight``,
+records are delayed instead, so that a test can compare.
 
-Three more reductions. Worlds that differ by the names of the clients are one; so names
-may swap on the way to a state. Each interval has an entry in each log: a clock that
-stands still while nothing is appended makes no difference, because the next entry moves
-it before its record is judged, except in a log that went back (4.1), where somebody has
-to append one. And times, counted in heartbeat intervals, saturate where they make no
-difference any more: an owner is stale above two, a lease lasts two from the sending.
+Three more reductions. Worlds that differ only by the names of the clients are one, so
+names may swap in a trace. Each log gets an entry in each interval: a clock that stands
+still without appends changes nothing, because the next entry moves it before its record
+is judged; except in a log that went back (4.1), where a process must append an entry.
+Times, in heartbeat intervals, saturate where they change nothing: an owner is stale
+above two, a lease lasts two from its sending.
 """
 
 from functools import cache
@@ -43,7 +42,7 @@ from layoutfold import (
 )
 from search import Broken
 
-# What the tools and readers of the model do wrong.
+# Mistakes of tools and readers in the model.
 # A key is imported that its owner may still use.
 IMPORT_BEFORE_FINAL = "import_before_final"
 # A key is imported before a Reset has waited for leases.
@@ -53,15 +52,15 @@ IMPORT_THOUGH_LOCKED = "import_though_locked"
 DONE_UNCHECKED = "done_unchecked"  # A Done has too few keys.
 # A Done is sent although keys are missing; planted with count_no_imports.
 DONE_EARLY = "done_early"
-# A Final is sent although a source is not done; with end_with_an_open_source.
+# A Final is sent although a source is not done; planted with end_with_an_open_source.
 END_EARLY = "end_early"
 END_BEFORE_DONE = "end_before_done"  # A Final is sent before all sources are done.
-# A fence has the era of the Config before it; with the fold of that name.
+# A fence has the era of the Config before it; planted with keep_the_era.
 KEEP_THE_ERA = "keep_the_era"
 KEEP_THE_LEASE = "keep_the_lease"  # An owner continues although its log went back.
 # An owner in a source without its fence continues although the target has the key.
 USE_WHAT_IS_IMPORTED = "use_what_is_imported"
-# Nobody ends a change in partition 0 that lost its Final, after the next fence.
+# After the next fence, no process restores a Final that partition 0 has lost.
 FORGET_THE_END = "forget_the_end"
 
 NO_LEASE = (NOBODY, 0)
@@ -69,43 +68,43 @@ TRAVELS = frozenset({"claim", "beat", "grant"})
 
 
 class Cut(NamedTuple):
-    """How a log went back (PROTOCOL 7.5)."""
+    """The truncation of a log (PROTOCOL 7.5)."""
 
     at: int  # index of the partition
     lost_fence: bool
-    done: int  # change of which somebody may have read that the target is done
+    done: int  # change whose target some process may have read as done
 
 
 class World(NamedTuple):
-    """The partitions, and what no log shows."""
+    """The partitions, and facts that no log shows."""
 
     parts: tuple[Part, ...]
-    leases: tuple  # of each client: index of a partition, and what is left
-    final: tuple | None = None  # change, and what the key was when it was final first
-    finals: frozenset = frozenset()  # what imports may carry, with their change
+    leases: tuple  # of each client: index of a partition, and the remaining time
+    final: tuple | None = None  # change, and the key when it was first final
+    finals: frozenset = frozenset()  # keys that imports may carry, with the change
     handed: tuple = ()  # of each partition: offsets that it granted, as bits
-    best: tuple | None = None  # where the key was claimed last, and its token
-    mark: tuple | None = None  # the partition whose log may go back, and to where
+    best: tuple | None = None  # partition and token of the last claim
+    mark: tuple | None = None  # partition whose log may go back, with its state then
     cut: Cut | None = None
-    sent: frozenset = frozenset()  # what is under way: index, record, age
+    sent: frozenset = frozenset()  # records in flight: index, record, age
 
 
 class LayoutModel:
-    """S1, S3, S4, S7 over all partitions, and that what is final never changes.
+    """S1, S3, S4, S7 over all partitions, and a final key never changes.
 
     Args:
-        counts: The partition counts, one after the other.
-        begin: The first change that is over, except for the Final in its source.
+        counts: The partition counts, in order.
+        begin: The first change has ended, except for the Final in its source.
         resets: Whether the key's partition may be Reset before the first fence.
         stages: Whether a set position has locked the key, and is resolved later.
         handoffs: Whether owners name successors, and offer them the key before.
         cuts: Partitions of which one may lose the end of its log, once.
-        others: Whether partition 0 may get the fence of another operation, of the
+        others: Whether partition 0 may get the fence of another operation with the
             same count, after its log went back.
-        losses: Kinds of records that may be the first that is lost; None for all.
-        grants: Offsets that can be granted.
-        in_flight: Most records under way; 0 to let them land at once.
-        mistake: What somebody does wrong.
+        losses: Kinds of records that may be the first lost one; None for all.
+        grants: Number of offsets that can be granted.
+        in_flight: Most records in flight; 0 if records land at once.
+        mistake: The mistake of a writer or reader, if any.
     """
 
     def __init__(
@@ -155,11 +154,11 @@ class LayoutModel:
         return World(tuple(parts), leases, handed=(0,) * len(parts))
 
     def is_there(self, world):
-        """Return whether the key has arrived: somebody owns it at its last place."""
+        """Return whether the key has an owner in its last partition."""
         part = world.parts[self.places[-1]]
         return part.owner != NOBODY and part.step == len(self.counts) - 1
 
-    # --- what must hold
+    # --- invariants
 
     def broken(self, world):
         used = [at for at, left in world.leases if left]
@@ -175,12 +174,12 @@ class LayoutModel:
         return None
 
     def _change_from(self, part, at):
-        """Return the change in force, if the key moves away from here by it; else 0."""
+        """Return the change by which the key moves away from a partition, else 0."""
         is_source = part.step > 0 and at == self.places[part.step - 1]
         return part.step if is_source and at != self.places[part.step] else 0
 
     def _target_knows(self, world, at):
-        """Return whether the key is known where it moves to from here."""
+        """Return whether the target of the key's move from here knows the key."""
         part = world.parts[at]
         if self._is_behind(world, at):
             return any(each.step > part.step and each.knows for each in world.parts)
@@ -195,7 +194,7 @@ class LayoutModel:
         return is_cut and any(each.step > part.step for each in world.parts)
 
     def _judge(self, at, part):
-        """Return whether an importer finds the key final."""
+        """Return whether the key is final for a process that imports."""
         if not part.knows or not self._change_from(part, at) or part.phase == OVER:
             return False
         if self.mistake == IMPORT_BEFORE_FINAL:
@@ -206,7 +205,7 @@ class LayoutModel:
             part = part._replace(is_locked=False)
         return self.fold.is_final(at, part)
 
-    # --- what may happen
+    # --- possible steps
 
     def steps(self, world):
         for label, after in self._steps(world):
@@ -214,7 +213,7 @@ class LayoutModel:
             yield label, _renamed(noted)
 
     def _noted(self, world):
-        """Return the world with what is final now, which imports may carry."""
+        """Return the world with the key, if it is final now, added to ``finals``."""
         for at, part in enumerate(world.parts):
             if self.judge(at, part):
                 found = (part.step, _data(part))
@@ -278,12 +277,12 @@ class LayoutModel:
             parts = _with(world.parts, at, part)
             yield "the source is Reset", world._replace(parts=parts)
 
-    # --- who appends what
+    # --- appended records
 
     def _of_clients(self, at, part):
-        """Return what may be appended to a partition, whatever the others are.
+        """Return the records of clients that may change a partition.
 
-        Only what makes a difference.
+        They do not depend on other partitions.
         """
         records = [("resolve",)] if part.is_locked else []
         if part.is_cut:
@@ -307,7 +306,7 @@ class LayoutModel:
         return after != part or effect in EFFECTS
 
     def _of_change(self, world, at):
-        """Yield the fence, Done and Finals that somebody may append to a partition."""
+        """Yield the fence, Done and Final that a process may append to a partition."""
         part, first = world.parts[at], world.parts[0]
         step = max(1, part.step + 1)
         while at and step < len(self.counts) and not self.fold.is_fenced(at, step):
@@ -330,12 +329,12 @@ class LayoutModel:
                 is_counted = source.knows and self.mistake != DONE_UNCHECKED
                 yield "done", int(is_counted)
             if world.cut is not None and has_been_final:
-                yield "done", 1  # by who has read an import that is lost now
+                yield "done", 1  # by a process that has read a lost import
         if self._may_end(world, at):
             yield ("final",)
 
     def _may_end(self, world, at):
-        """Return whether somebody may append a Final, as it has read all Dones."""
+        """Return whether a process may have read all Dones, and append a Final."""
         step = world.parts[at].step
         target = world.parts[self.places[step]]
         if at == self.places[step]:
@@ -346,11 +345,11 @@ class LayoutModel:
             return True
         if world.cut is not None and world.cut.done == step:
             return True
-        # A later fence is there: partition 0 has ended this change before it.
+        # There is a later fence, so partition 0 has ended this change.
         is_over = any(part.step > step for part in world.parts)
         return is_over and self.mistake != FORGET_THE_END
 
-    # --- what a record does
+    # --- effects of a record
 
     def _lands(self, world, at, what, *, age=0):
         before = world.parts[at]
@@ -376,7 +375,7 @@ class LayoutModel:
             return world
         is_used = self.mistake == USE_WHAT_IS_IMPORTED
         if self._is_behind(world, at) and self._target_knows(world, at) and not is_used:
-            return world  # it reads that the key is elsewhere
+            return world  # the owner reads that the key is in the target
         return world._replace(leases=_with(world.leases, client, (at, left)))
 
     def _claimed(self, world, at, what, *, part, age):
@@ -384,10 +383,10 @@ class LayoutModel:
         token = self.token(at, world.parts[at])
         if world.best is not None:
             where, best = world.best
-            # Within a term of a log offsets grow; here all claims have the same.
+            # Offsets grow within a leader epoch; here all claims have one offset.
             if where != (at, part.leader) and token <= best:
                 if self._is_behind(world, at):
-                    return world  # sinks refuse it
+                    return world  # sinks refuse this token
                 raise Broken("S7: a token that does not grow")
         late = frozenset(
             (t, (kind[0], kind[1], True), sent_age)
@@ -412,7 +411,7 @@ class LayoutModel:
         return world._replace(leases=_with(world.leases, what[1], NO_LEASE))
 
     def _imported(self, world, at, what, *, part, age):
-        """Where the source has lost its fence, its keys were not final after all."""
+        """Apply an import: if its source lost the fence, the key was not final."""
         del at, part, age
         source = self.places[what[1] - 1]
         cut = world.cut
@@ -430,7 +429,7 @@ class LayoutModel:
     # --- a log that goes back
 
     def _cut(self, world):
-        """Take a partition back; who uses the key there reads it, and stops."""
+        """Truncate a partition; an owner there reads that, and stops."""
         at, mark = world.mark
         part, final = world.parts[at], world.final
         is_target = part.step > 0 and at == self.places[part.step]
@@ -451,7 +450,7 @@ class LayoutModel:
         return self._without_lost(after)
 
     def _without_lost(self, world):
-        """Where the only copy of the key is lost, all that was granted is."""
+        """Drop all grants where the only copy of the key is lost."""
         last = max(part.step for part in world.parts)
         copies = (
             part.knows and (part.step == last or at == self.places[part.step])
@@ -471,7 +470,7 @@ EFFECTS = {
 
 
 def _data(part):
-    """Return what travels of the key."""
+    """Return the part of the key that an import carries."""
     return (part.position, part.granted, part.successor)
 
 
@@ -492,19 +491,20 @@ def _without(leases, at):
 
 
 def _renamed(world):
-    """Return the one of two equal worlds that stands for both."""
+    """Return the same one of two worlds that differ only by names of clients."""
     parts, leases = tuple(map(_swap_part, world.parts)), world.leases[::-1]
     names, others = (world.parts, world.leases), (parts, leases)
-    if names != others:  # they differ by the names of clients alone
+    if names != others:  # the worlds differ only by the names of clients
         return world if names < others else _swapped(world)
     other = _swapped(world)
     return world if _names(world) <= _names(other) else other
 
 
 def uncovered(worlds, others):
-    """Return the other worlds that no world equals, but for what is under way.
+    """Return the ``others`` that no world covers.
 
-    Leases in that world are at least as long, which is less safe.
+    A world covers another one if they are equal except for the records in flight, and
+    its leases are at least as long, which is less safe.
     """
     known = {}
     for world in worlds:
@@ -532,7 +532,7 @@ def _last_as_long(leases, others):
 
 
 def _names(world):
-    """Return what else has names of clients, in an order."""
+    """Return the fields with names of clients, in a form that can be ordered."""
     return (
         world.mark and world.mark[1],
         sorted((step, data[2]) for step, data in world.finals),

@@ -21,7 +21,7 @@ def obey_a_late_beat(patch):
 
 
 def obey_a_late_release(patch):
-    """A stale owner's release takes a final key, and names who is next."""
+    """The release of a stale owner frees a final key and names its successor."""
     plain = judging.mismatch
 
     def mismatch(state, record, *, key):
@@ -36,12 +36,12 @@ def obey_a_late_release(patch):
 
 
 def claim_an_unknown_key_before_done(patch):
-    """A target takes a key for new that its source may know."""
+    """A target treats a key as new although its source may know the key."""
     patch.setattr(layout, "is_importing", lambda state, key: False)
 
 
 def obey_a_second_import(patch):
-    """Each import makes the key what it carries."""
+    """Each import overwrites the key, also if the target knows it."""
     plain = fold_layouts._import_key
 
     def import_key(step, named, item, *, h_ms):
@@ -54,7 +54,7 @@ def obey_a_second_import(patch):
 
 
 def keep_an_earlier_life(patch):
-    """A fence leaves the keys that a missed Final would have dropped."""
+    """A fence keeps the keys that a missing Final would have dropped."""
 
     def keep(state):
         state.layout = None
@@ -64,7 +64,7 @@ def keep_an_earlier_life(patch):
 
 
 def keep_what_a_missed_final_left(patch):
-    """A fence leaves the keys that moved away, as a Final would not."""
+    """A fence keeps the keys that moved away, which a Final would drop."""
     drop = fold_layouts._drop_moved
 
     def keep(state):
@@ -80,7 +80,7 @@ def keep_what_a_missed_final_left(patch):
 
 
 def forget_the_leader_epoch(patch):
-    """Tokens have the era and the offset alone."""
+    """Tokens have only the era and the offset."""
     plain = state_of_the_log.WorldState.token
 
     def token(self, key):
@@ -90,7 +90,7 @@ def forget_the_leader_epoch(patch):
 
 
 def claim_a_moving_key(patch):
-    """A source takes claims of keys that move."""
+    """A source accepts claims of keys that move."""
     plain = judging.is_misplaced
 
     def is_misplaced(state, key, *, config):
@@ -130,7 +130,7 @@ def keep_the_era(patch):
 
 
 def move_every_key(patch):
-    """A change drains all keys of its partitions."""
+    """A change treats all keys of its partitions as moving."""
 
     def is_moving(state, key):
         return state.layout is not None and key.topic not in RESERVED_TOPICS
@@ -150,7 +150,7 @@ def refuse_every_late_beat(patch):
 
 
 def import_every_key(patch):
-    """A target takes no unknown key before all its sources are done."""
+    """A target accepts no claim of an unknown key before all its sources are done."""
 
     def is_importing(state, key):
         del key
@@ -174,7 +174,7 @@ def drop_every_key(patch):
 
 
 def forget_the_eras(patch):
-    """A fence changes the token of standing claims."""
+    """A fence changes the tokens of claims in force."""
     plain = fold_layouts._fence
 
     def fence(step, record):
@@ -186,12 +186,12 @@ def forget_the_eras(patch):
 
 
 def fence_over_an_open_change(patch):
-    """Partition 0 takes a fence whatever is in progress."""
+    """Partition 0 accepts a fence although a change or a pause is open."""
     patch.setattr(fold_layouts, "_is_busy", lambda state: False)
 
 
 def pause_while_open(patch):
-    """Partitions take pauses during a change."""
+    """Partitions accept pauses during a change."""
     patch.setattr(judging, "_refuses_pauses", lambda state, *, ends: None)
 
 
@@ -209,12 +209,12 @@ def obey_second_settings(patch):
 
 
 def configure_before_done(patch):
-    """A new home takes settings, Plans and directives that an import may overtake."""
+    """A new home accepts settings, Plans and directives before its imports are done."""
     patch.setattr(layout, "is_importing_group", lambda state, group_id: False)
 
 
 def keep_settings_at_an_earlier_home(patch):
-    """A Final leaves the settings of groups whose home has moved away."""
+    """A Final keeps the settings of groups whose home has moved away."""
     patch.setattr(fold_layouts, "is_home_moving", lambda state, group_id: False)
 
 
@@ -224,12 +224,12 @@ def end_whatever_is_locked(patch):
 
 
 def fence_beside_a_pause(patch):
-    """A fence leaves the pauses of other partitions than 0 as they are."""
+    """A fence does not end the pauses of partitions other than 0."""
     patch.setattr(fold_layouts, "_end_pauses", lambda state, offset: None)
 
 
 def move_the_home_at_once(patch):
-    """The home of a set position is that of the new count from the fence on."""
+    """From the fence on, the home of a set position is that under the new count."""
 
     def is_home(state, group_id, *, config):
         count = config.partition_count

@@ -1,10 +1,9 @@
 """Two clients and one key: every interleaving of time, appends, reads and crashes.
 
-The fold is the product's ``apply``, a client is the product's ``Claim``. Only
-what surrounds them is modelled: records on their way, verdicts not yet read.
-All times are counted in ticks back from now and saturate where they make no
-difference any more, and epochs are renamed, so that time and the length of the
-log are unbounded; records on their way and verdicts unread are bounded.
+The fold is the product's ``apply``, a client is the product's ``Claim``. The model adds
+records in flight and verdicts not read. Times are ages in ticks and saturate where they
+change nothing, and epochs are renamed, so that time and the length of the log are
+unbounded; the numbers of records in flight and of unread verdicts are bounded.
 """
 
 from functools import cache, lru_cache
@@ -55,25 +54,25 @@ CLAIM, BEAT, RELEASE, RESUME, FOREIGN = "claim", "beat", "release", "resume", "f
 
 
 def life_of(incarnation):
-    """Return the number of a life."""
+    """Return the life of an incarnation: its number."""
     return int(incarnation.decode().strip(".").split()[1])
 
 
 class Sent(NamedTuple):
-    """A record on its way."""
+    """A record in flight."""
 
     kind: str
-    life: int  # whose: incarnations are numbered through
+    life: int  # number of the sender's incarnation
     epoch: int
     age: int  # ticks since it was sent
-    is_known: bool  # whether the claim that sent it still waits for it
+    is_known: bool  # whether the sending claim still waits for this record
 
 
 class UnreadVerdict(NamedTuple):
-    """A verdict that a client has yet to read."""
+    """A verdict that a client has not read."""
 
     kind: str
-    effect: str | None  # None: refused or ignored
+    effect: str | None  # None if refused or ignored
     epoch: int
     age: int
     is_known: bool
@@ -92,14 +91,14 @@ class Fold(NamedTuple):
     is_known: bool  # whether the key was ever claimed
     h: int  # heartbeat interval of the Config in force
     renewal_h: int  # heartbeat interval of the last renewal
-    fenced: tuple[int, ...] = ()  # lives
+    fenced: tuple[int, ...] = ()  # fenced lives
 
 
 class Client(NamedTuple):
     life: int
     phase: Phase
     epoch: int
-    age: int  # ticks since the renewal that the lease counts from
+    age: int  # ticks since the sending of the last renewal
     h: int  # heartbeat interval of that renewal
     sent: tuple[Sent, ...]
     inbox: tuple[UnreadVerdict, ...]
@@ -115,9 +114,8 @@ class World(NamedTuple):
 class LeaseModel:
     """S4: at one instant, at most one client passes its lease check.
 
-    Options say how large the world is, and which behaviour of a *client* is
-    replaced by a broken one; broken rules of the product itself are planted by
-    ``variants``.
+    Options set the size of the world, and may break a rule of the *clients*;
+    ``variants`` plants broken rules of the product.
     """
 
     def __init__(
@@ -152,20 +150,20 @@ class LeaseModel:
         self.from_read_back = from_read_back
         self.by_newest_h = by_newest_h
         self.intervals = (
-            intervals  # that a Config may have; the first is in force first
+            intervals  # intervals that a Config may have, first that of the first
         )
-        self.void = 2 * max(intervals) // self.tick_ms  # local ages from here on
-        self.stale = self.void + 1  # are alike, and log ages from here on
+        self.void = 2 * max(intervals) // self.tick_ms  # local ages saturate here
+        self.stale = self.void + 1  # log ages saturate here
         self.append = cache(self._append)
-        # Most steps lead where others have led; bounded, as large worlds are millions.
+        # Most steps lead to known worlds; bounded, as large searches have millions.
         self.named = lru_cache(1 << 16)(self._named)
         self.is_valid = cache(self._is_valid)
         self.claimant = cache(self._claimant)
 
-    # --- what clients are
+    # --- clients
 
     def _claimant(self, life):
-        """Return who a life is; those of client 0 are even, of client 1 odd."""
+        """Return the claimant of a life; client 0 has even lives, client 1 odd ones."""
         name = "c0" if self.twins else f"c{life % 2}"
         return Claimant(Owner(name, ident(f"life {life}")), "g", master=MASTER)
 
@@ -173,7 +171,7 @@ class LeaseModel:
         return self.claimant(life).owner
 
     def claim(self, client, waits=None):
-        """Return the product's claim of a client, as of now."""
+        """Return the product's ``Claim`` of a client, in its current state."""
         it = Claim(self.claimant(client.life), KEY)
         it.phase = client.phase
         if it.is_owned:
@@ -186,7 +184,7 @@ class LeaseModel:
         return it
 
     def after(self, client, it, **rest):
-        """Return the client as its claim now is; an ended one starts again."""
+        """Return the client after a step of its claim; after an end it starts again."""
         if it.phase is Phase.STARTING:
             it.start(None)
         if it.phase is Phase.ENDED:
@@ -254,7 +252,7 @@ class LeaseModel:
             yield label + swap, named
 
     def _named(self, world):
-        """Return a world as `renamed` has it, and what to add to the step there."""
+        """Return the renamed world, and an addition to the label of the step."""
         is_swapped = _shape(world, 1) < _shape(world, 0)
         swap = "; P0 and P1 swap names" if is_swapped else ""
         return swap, self.renamed(world, is_swapped=is_swapped)
@@ -305,7 +303,7 @@ class LeaseModel:
         clients[index] = client
         return world._replace(clients=tuple(clients))
 
-    # --- what a client does
+    # --- steps of a client
 
     def _acts(self, world, index, client):
         name = f"P{index}"
@@ -345,7 +343,7 @@ class LeaseModel:
         it = self.claim(client)
         if self.judged_by_sender and not self._looks_free(world, client):
             return
-        it.phase = Phase.WAITING  # as ``wants_to_claim`` does where none answers
+        it.phase = Phase.WAITING  # as ``wants_to_claim`` does without a verdict
         it.claim_sent(1, NOW_MS)
         sent = Sent(kind=CLAIM, life=client.life, epoch=NOBODY, age=0, is_known=True)
         claiming = self.after(client, it, sent=(*client.sent, sent))
@@ -414,12 +412,12 @@ class LeaseModel:
             lives |= {client.life, client.before[0]} | {s.life for s in client.sent}
         return lives
 
-    # --- what the log does
+    # --- records that land
 
     def _lands(self, world, index, client):
         for number, sent in enumerate(client.sent):
             left = client.sent[:number] + client.sent[number + 1 :]
-            # What the fold says depends neither on the age nor on who waits.
+            # The fold depends neither on the age nor on the waiting claim.
             record = sent._replace(age=0, is_known=False)
             before = client.before if sent.kind == RESUME else None
             fold, transition = self.append(world.fold, (record, before), world.skew)
@@ -433,7 +431,7 @@ class LeaseModel:
             yield label, received
 
     def _deliver(self, world, index, sent, transition):
-        """Queue the verdict for whom it concerns; None where a queue is full."""
+        """Queue the verdict for the clients it concerns; None if a queue is full."""
         effect, reason, epoch = transition
         clients = list(world.clients)
         mine = clients[index]
@@ -532,7 +530,7 @@ class LeaseModel:
         )
         after = self.after(client, it)
         if received.effect and not won and len(after.sent) < self.in_flight:
-            # PROTOCOL 5.3: a ghost is released at once.
+            # PROTOCOL 5.3: a client releases a claim at once that it did not expect.
             ghost = Sent(
                 kind=RELEASE,
                 life=client.life,
@@ -679,7 +677,7 @@ class LeaseModel:
     def renamed(self, world, *, is_swapped):
         """Number epochs and lives as they appear, so that equal worlds are equal.
 
-        Neither client has a privilege: one that is swapped for the other is equal, too.
+        Clients are alike, so a world with swapped clients is equal, too.
         """
         epochs, lives = {NOBODY: NOBODY}, {NOBODY: NOBODY}
 
@@ -693,7 +691,7 @@ class LeaseModel:
                 )
             return lives[number]
 
-        # In the order of their fields: names cost an eighth of the whole search.
+        # Positional arguments: field names would cost an eighth of the search.
         clients = tuple(
             Client(
                 life(c.life),
@@ -715,20 +713,20 @@ class LeaseModel:
         )
         fold = world.fold
         owner, number = life(fold.owner), epoch(fold.epoch)
-        # A fence of a life that nothing is left of makes no difference.
+        # The fence of a life that occurs nowhere else changes nothing.
         fenced = tuple(sorted(lives[each] for each in fold.fenced if each in lives))
         fold = fold._replace(owner=owner, epoch=number, fenced=fenced)
         return World(fold, clients, world.skew)
 
     def _phase(self, client):
-        """A claim that nobody answers any more is as good as none."""
+        """Return the client's phase; a claim without a pending verdict is none."""
         if client.phase is not Phase.CLAIMING:
             return client.phase
         waits = any(s.is_known for s in client.sent + client.inbox if s.kind == CLAIM)
         return Phase.CLAIMING if waits else Phase.WAITING
 
     def _unread(self, client):
-        """Drop what comes first and makes no difference when it is read."""
+        """Drop leading verdicts that change nothing when they are read."""
         received = client.inbox
         while received and not self._matters(client, received[0]):
             received = received[1:]
@@ -744,7 +742,7 @@ class LeaseModel:
 
 
 def _shape(world, index):
-    """Return what a client has without its names, to put clients in an order by."""
+    """Return a client without names, as a key to order clients by."""
     client = world.clients[index]
     return (
         world.fold.owner == client.life,
@@ -755,7 +753,7 @@ def _shape(world, index):
 
 
 def _of(transition, owner):
-    """Return the transition as one of somebody else's record."""
+    """Return the transition as one of another client's record."""
     record = msgspec.structs.replace(
         transition.record, client_id=owner.client_id, incarnation=ident("other")
     )

@@ -1,12 +1,12 @@
-"""The limit of a test, against one that hangs: so many seconds of a quiet machine.
+"""The time limit of a test, in seconds of a quiet machine, against tests that hang.
 
-pytest-timeout has the limit (`timeout` in pyproject.toml, or its options) and asks for
-a timer. The timer here counts less of the time that passes, the slower the machine is
-meanwhile, so that load alone ends no test. What only computes, at low priority, has the
-limit of its whole lane. Both conftest.py import the hooks.
+pytest-timeout has the limit (`timeout` in pyproject.toml, or its options) and requests
+a timer. The timer here divides the elapsed time by the slowness of the machine, so that
+load alone ends no test. Tests that only compute, at low priority, have the limit of
+their whole lane. Both conftest.py import the hooks.
 
-A test that is over its limit fails, with the stacks of all threads; its teardown has
-the same limit once more, and the next test runs.
+A test that exceeds its limit fails, with the stacks of all threads; its teardown has
+the same limit again, and the next test runs.
 """
 
 import signal
@@ -19,27 +19,27 @@ import pytest_timeout
 from slowness import factor_now
 from test_lanes import COMPUTING, ROOT, RUN_S_MAX
 
-# So often the machine is measured: shorter tests notice nothing.
+# The interval of measurements: shorter tests are not affected.
 LOOK_S = 20.0
 LOOK_S_MIN = 0.01
 LIMIT = pytest.StashKey["Limit"]()
 
 
 def pytest_sessionstart() -> None:
-    """Let tests interrupt the processes that they start.
+    """Let tests send SIGINT to the processes that they start.
 
-    What a script starts in the background ignores Ctrl-C, as do its children.
+    A process that a script starts in the background ignores it, as do its children.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Limit:
-    """Calls ``on_over`` on the main thread whenever a limit has been used up.
+    """Calls ``on_over`` on the main thread each time the limit is used up.
 
     Args:
         limit_s: Seconds of a machine that is not busy.
-        on_over: May raise; the limit begins again before.
+        on_over: May raise; the next limit starts before the call.
     """
 
     def __init__(self, limit_s: float, on_over: Callable[[], None]) -> None:
@@ -49,13 +49,13 @@ class Limit:
         self._since_s = 0.0
 
     def start(self) -> None:
-        """Begin, or begin again; the main thread alone may do this, and `cancel`."""
+        """Start or restart; like `cancel`, only on the main thread."""
         self._left_s = self._limit_s
         signal.signal(signal.SIGALRM, lambda *_: self._look())
         self._wait()
 
     def cancel(self) -> None:
-        """Measure no more."""
+        """Stop measuring."""
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
@@ -77,7 +77,7 @@ class Limit:
 
 
 def limit_s_of(item: pytest.Item, asked_s: float) -> float:
-    """Return the limit of a test, for which pytest-timeout has ``asked_s``."""
+    """Return the limit of a test for which pytest-timeout requests ``asked_s``."""
     is_computing = any(item.path.is_relative_to(ROOT / each) for each in COMPUTING)
     return max(asked_s, RUN_S_MAX) if is_computing else asked_s
 
@@ -85,7 +85,7 @@ def limit_s_of(item: pytest.Item, asked_s: float) -> float:
 def pytest_timeout_set_timer(
     item: pytest.Item, settings: pytest_timeout.Settings
 ) -> bool | None:
-    """Set the timer of a test; return nothing where pytest-timeout must do it."""
+    """Set the timer of a test; return None where pytest-timeout must set its own."""
     is_main = threading.current_thread() is threading.main_thread()
     if settings.method != "signal" or not is_main:
         return None
@@ -105,6 +105,6 @@ def pytest_timeout_set_timer(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Begin again: pytest-timeout cancels its timer when a test fails."""
+    """Restart the timer: pytest-timeout cancels it when a test fails."""
     if limit := item.stash.get(LIMIT, None):
         limit.start()

@@ -1,7 +1,7 @@
 """Small logs for tests: records with defaults, and a log that folds as it grows.
 
-Every record has the same sender unless a test says otherwise, so that a test
-names only what it is about.
+Every record has the same sender by default, so that a test names only the fields that
+matter to it.
 """
 
 from collections.abc import Iterable
@@ -69,7 +69,7 @@ NO_LIMITS = Limits(**dict.fromkeys(Limits.__struct_fields__))
 
 
 def ident(name: str) -> bytes:
-    """Return 16 bytes that read well in a failure."""
+    """Return 16 bytes that are readable in the output of a failure."""
     return name.encode().ljust(16, b".")
 
 
@@ -93,7 +93,7 @@ def limits(**values):
 
 
 def sender(client, group="g", *, inc=None, seq=0):
-    """Return the fields that every record begins with."""
+    """Return the *sender* fields, with which every record begins."""
     return {
         "client_id": client,
         "group_id": group,
@@ -103,7 +103,7 @@ def sender(client, group="g", *, inc=None, seq=0):
 
 
 def transition(effect=None, *, outcome=None, **fields):
-    """Return what a record did to a key: accepted with an effect, else refused."""
+    """Return a transition: accepted if it has an effect, else refused."""
     absent = dict.fromkeys(("reason", "detail", "record"))
     usual = absent | {"offset": 0, "key": KEY, "epoch": 0}
     outcome = outcome or ("accepted" if effect else "refused")
@@ -234,7 +234,7 @@ def pause(until, *, op=OP, group="g", client="admin", inc=None, seq=0):
 
 
 def schedule(begin, until, *, op=OP, group="g", client="admin", seq=0, scope=None):
-    """Return a PauseGroup; a scope maps topics to partitions."""
+    """Return a PauseGroup record; a scope maps topics to partitions."""
     return PauseGroup(
         **sender(client, group, seq=seq),
         op_id=op,
@@ -255,7 +255,7 @@ def scope_of(scope):
 def stage(
     *positions, topic="t", topic_id=None, op=OP, plan=PLAN, client="admin", tags=UNSET
 ):
-    """Return a Stage of pairs of partition and position of one topic."""
+    """Return a StagePosition of one topic, from pairs of partition and position."""
     return StagePosition(
         **sender(client, "g", seq=1),
         op_id=op,
@@ -382,7 +382,7 @@ def _operation(op):
 
 
 def growth(new=8, old=4, *, topic="t", topic_id=None, ends=None, seq=0, reason=None):
-    """Return a record that announces a growth, or ends its old partitions."""
+    """Return a DataGrowth: an announcement, or with ``ends`` the end of a growth."""
     return DataGrowth(
         **sender("admin", "marshal", seq=seq),
         topic=topic,
@@ -401,7 +401,7 @@ def layout_fence(k, before=1, *, generation=2, era=2, op=OP, level=2, **settings
 
 
 def imported(key=KEY, position=None, granted=None, **rest):
-    """Return what travels of a key."""
+    """Return an ImportedKey."""
     fields = {"topic_id": None, "retired_topic_ids": (), "previous": None}
     return ImportedKey(
         **key._asdict(),
@@ -423,7 +423,7 @@ def imported_settings(group="g", generation=1, **values):
 
 
 def imported_directive(group="g", *, op=OP, until=START_MS + 9 * H, **named):
-    """Return a directive as it is imported; it drains host h1 unless it is named."""
+    """Return an ImportedDirective; by default it drains host h1."""
     given = {"client": None, "host": None if "client" in named else "h1"} | named
     return ImportedDirective(
         group_id=group,
@@ -438,7 +438,7 @@ def imported_directive(group="g", *, op=OP, until=START_MS + 9 * H, **named):
 
 
 def layout_groups(*items, source=0, op=OP):
-    """Return a record that imports settings and directives."""
+    """Return a LayoutGroups record, from imported settings and directives."""
     settings = tuple(each for each in items if isinstance(each, ImportedSettings))
     directives = tuple(each for each in items if isinstance(each, ImportedDirective))
     return LayoutGroups(
@@ -465,7 +465,7 @@ def layout_final(op=OP):
 
 
 def member(client="c1", *, group="g", inc=None, seq=0, plan_generation=None, **given):
-    """Return a Member; other fields by their names."""
+    """Return a Member record; other fields by name."""
     given = {"topics": ("t",), "host": "host", "capacity": 1, "labels": {}} | given
     return Member(
         **sender(client, group, inc=inc, seq=seq),
@@ -527,7 +527,7 @@ def finish(
 
 
 def resets(value, digest, *, bytes_max=100, op=OP, client="admin"):
-    """Return the records that replace a state by these canonical bytes."""
+    """Return the Reset records that replace a state by these canonical bytes."""
     parts = [value[at : at + bytes_max] for at in range(0, len(value), bytes_max)]
     return [
         Reset(
@@ -544,10 +544,10 @@ def resets(value, digest, *, bytes_max=100, op=OP, client="admin"):
 
 
 class Log:
-    """The log of one coordinating partition and the world it folds to.
+    """The log of one coordinating partition, and its folded state.
 
-    Time stands still unless a test moves it: ``after`` adds to the last append
-    time, ``at`` sets it.
+    Time passes only through arguments: ``after`` adds to the last append time, ``at``
+    sets it.
     """
 
     def __init__(self, partition=0, *, configured=True, **settings):
@@ -561,7 +561,7 @@ class Log:
     def append(
         self, what, *, after=0, at=None, epoch=None, kind=LOG_APPEND_TIME, offset=None
     ) -> Transitions:
-        """Append a record or raw bytes and return the fold's transitions."""
+        """Append a record or raw bytes; return the transitions."""
         self.now_ms = self.now_ms + after if at is None else at
         self.leader_epoch = self.leader_epoch if epoch is None else epoch
         value = what if isinstance(what, bytes | None) else encode(what)
@@ -580,12 +580,12 @@ class Log:
         return transition
 
     def outcome_of(self, what, **where) -> str:
-        """Return the effect or reason of what is appended."""
+        """Append a record; return its effect, or the reason of its refusal."""
         transition = self.one(what, **where)
         return transition.effect or transition.reason
 
     def claimed(self, client="c1", **claiming) -> int:
-        """Append a claim that must be accepted and return its epoch."""
+        """Append a claim that must be accepted; return its epoch."""
         transition = self.one(claim(client, **claiming))
         assert transition.outcome == "accepted", transition
         return transition.epoch
@@ -605,7 +605,7 @@ MOVES, REMAINS = (
 
 
 def source_log(**settings) -> tuple[Log, int, int]:
-    """Return partition 0 with a fence to two, and the epochs of KEY and STAYS."""
+    """Return partition 0 with a fence to count 2, and the epochs of KEY and STAYS."""
     log = Log(level=2, **settings)
     epochs = log.claimed(resume_hash=hashed(SECRET)), log.claimed(key=STAYS)
     assert log.outcome_of(layout_fence(2, **settings)) == "layout_fenced"
@@ -613,7 +613,7 @@ def source_log(**settings) -> tuple[Log, int, int]:
 
 
 def target_log(**settings) -> Log:
-    """Return partition 1, which that fence has brought into use."""
+    """Return partition 1, which the fence of ``source_log`` brings into use."""
     log = Log(1, configured=False)
     assert log.outcome_of(layout_fence(2, **settings)) == "layout_fenced"
     return log
@@ -627,7 +627,7 @@ def fold(entries: Iterable[LogEntry], partition=0) -> WorldState:
 
 
 def sound_log() -> Log:
-    """Return a log with most kinds of records that breaks no rule."""
+    """Return a log with most types of records and no violation."""
     log = Log()
     epoch = log.claimed()
     log.append(beat(epoch, 5))
@@ -647,7 +647,7 @@ def sound_log() -> Log:
 
 
 def all_records() -> list[Record]:
-    """Return one record of every kind, all optional fields given."""
+    """Return one record of every type, with all optional fields."""
     past = Resume(INC, 7, SECRET)
     return [
         beat(7, 8, rewind=True),

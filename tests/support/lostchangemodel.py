@@ -1,14 +1,14 @@
 """A key that stays where a log loses changes of the count, or Configs (PROTOCOL 10.9).
 
-Partition 1 of two. Its log goes back once behind its first Config, to any record but a
-claim, in a new leader epoch. A member claims the key by what it has read, which may be
-old: of partition 1, and of the others apart from that. Its claim lands at any time
-later. What the member may claim, the records of the changes, and the fold are the
-product's.
+The key is in partition 1. Its log goes back once, to any record after its first Config
+but a claim, in a new leader epoch. A member claims the key by its readings of partition
+1 and of the other partitions, which may be old, each independently. Its claim lands at
+any later time. The fold, the records of the changes, and whether the member may claim
+are the product's.
 
-Judged are the claims of a member that has read of the Config of the largest token, in
-any partition. One that has not read of it, and whose claim is late or that reads late,
-is excused: its token may be lower.
+The model judges the claims of a member that has read of the Config with the largest
+token, in any partition. A member that has not, because it reads late or its claim is
+late, is excused: its token may be lower.
 """
 
 from functools import cache
@@ -43,13 +43,13 @@ KEY = next(
 
 
 class Stage(NamedTuple):
-    """What the other partitions get next, after all that was before.
+    """The next records of the other partitions.
 
     Attributes:
-        generation: Generation of the Config that it brings, or whose change it ends.
-        before: The count before.
-        after: The count then; the same where only other settings come.
-        is_end: Whether it ends the change.
+        generation: Generation of the new Config, or of the change that ends.
+        before: The old count.
+        after: The new count; the same if only other settings change.
+        is_end: Whether the stage ends the change.
     """
 
     generation: int
@@ -59,7 +59,7 @@ class Stage(NamedTuple):
 
 
 def change(generation, before, after):
-    """Return the stages of a change of the count."""
+    """Return the two stages of a change of the count."""
     fenced = Stage(generation, before, after)
     return fenced, fenced._replace(is_end=True)
 
@@ -88,16 +88,16 @@ class Best(NamedTuple):
 
 
 class World(NamedTuple):
-    """The logs, what the member has read, and its claim that is on its way.
+    """The logs, the readings of the member, and its claim in flight.
 
     Attributes:
-        others: How many stages the other partitions have.
-        entries: What partition 1 has.
-        has_lost: Whether its log went back.
+        others: Number of stages in the other partitions.
+        entries: The log of partition 1.
+        has_lost: Whether that log went back.
         best: The largest token of the key.
-        seen: What the member has read of partition 1.
-        knows: How many stages are in what it has read of the others.
-        sent: Generation of its claim, and the highest one that it had read then.
+        seen: The entries of partition 1 that the member has read.
+        knows: The number of stages of the others that the member has read.
+        sent: Generation of the claim in flight, and the highest one read before.
     """
 
     others: int = 0
@@ -110,7 +110,7 @@ class World(NamedTuple):
 
 
 class LostChangeModel:
-    """S7, and a way to a claim under the last Config."""
+    """S7, and a claim under the last Config stays reachable."""
 
     def __init__(self, history="a change"):
         self.stages = HISTORIES[history]
@@ -127,7 +127,7 @@ class LostChangeModel:
         del world
 
     def is_over(self, world):
-        """Return whether all is over, and the key is claimed under the last Config."""
+        """Return whether all changes ended, and the last Config has a claim."""
         state, last = self.fold(world.entries), self.stages[-1].generation
         is_claimed = world.best is not None and world.best.generation == last
         return (
@@ -165,7 +165,7 @@ class LostChangeModel:
         return len(entries) <= (LATE_MAX if generation > 1 else EARLY_MAX)
 
     def _may_continue(self, world, state):
-        """Return whether the next stage comes; partition 1 has to have what it ends."""
+        """Return whether the next stage may follow; an end needs partition 1 done."""
         if world.others == len(self.stages):
             return False
         stage, layout = self.stages[world.others], state.layout
@@ -205,7 +205,7 @@ class LostChangeModel:
         yield "its claim lands", after._replace(best=best, sent=None)
 
     def _generation(self, seen, knows):
-        """Return the generation of the claim of a member, None if it may not claim."""
+        """Return the generation for the member's claim, None if it may not claim."""
         worlds = self.worlds(seen, knows)
         replicas = {t: Replica(t, now_ms=0) for t in worlds}
         for t, replica in replicas.items():
@@ -218,7 +218,7 @@ class LostChangeModel:
         return {**self.elsewhere(others), PLACE: self.fold(entries)}
 
     def _due(self, entries, others):
-        """Return the records that somebody appends to partition 1."""
+        """Return the records of changes that are due in partition 1."""
         worlds = self.worlds(entries, others)
         records = [lost_changes.lost_configs(worlds).get(PLACE)]
         reading = layout_reading.read(worlds)
@@ -241,7 +241,7 @@ class LostChangeModel:
                 yield layout_steps.final_of(each, sender=SENDER)
 
     def _elsewhere(self, count):
-        """Return the other partitions, with so many stages."""
+        """Return the other partitions after ``count`` stages."""
         most = max(stage.after for stage in self.stages)
         logs = {
             t: Log(t, configured=t < 2, k=2, level=2) for t in range(most) if t != PLACE
@@ -280,7 +280,7 @@ def _fold(entries):
     return log.state
 
 
-# --- what members do wrong
+# --- mistakes of members
 
 
 def claim_where_the_fence_is_lost(patch):
@@ -295,20 +295,20 @@ def claim_where_the_fence_is_lost(patch):
 
 
 def claim_where_a_config_is_lost(patch):
-    """Nobody notices that a partition lacks the newest Config."""
+    """A member also claims in a partition that lacks the newest Config."""
     patch.setattr("kafka_marshal.engine.placement.unclaimed", lambda *_: frozenset())
 
 
 def leave_what_is_lost(patch):
-    """Nobody restores a change that has ended."""
+    """No member restores a change that has ended."""
     patch.setattr(layout_reading, "lost_change", lambda _: None)
 
 
 def forget_the_change_before(patch):
-    """Nobody restores a change that was lost as the next one began."""
+    """No member restores a change that was lost as the next one began."""
     patch.setattr(layout_steps, "lost_before", lambda _: {})
 
 
 def forget_a_config(patch):
-    """Nobody writes a Config again."""
+    """No member writes a lost Config again."""
     patch.setattr(lost_changes, "lost_configs", lambda *_: {})

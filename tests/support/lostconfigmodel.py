@@ -1,13 +1,13 @@
 """The only coordinating partition, and a Config that its log loses (PROTOCOL 10.9).
 
-No other log has the Config: only what a member remembers can bring it back. The log
-goes back once behind its first Config, to any record but a claim, in a new leader
-epoch. An admin writes the second Config once. A member claims the one key by what it
-has read, which may be old; its claim lands at any time later. What the member may
-claim, what it writes, and the fold are the product's.
+No other log has the Config: only a member that has read it can write it again. The log
+goes back once, to any record after its first Config but a claim, in a new leader epoch.
+An admin writes the second Config once. A member claims the only key by its reading,
+which may be old; its claim lands at any later time. The fold, the records of the
+member, and whether it may claim are the product's.
 
-Judged are the claims of a member that had read of the Config of the largest token. One
-that had not is excused: its token may be lower.
+The model judges the claims of a member that had read the Config of the largest token. A
+member that had not is excused: its token may be lower.
 """
 
 from functools import cache
@@ -30,16 +30,16 @@ EARLY_MAX, LATE_MAX = 4, 7
 
 
 class World(NamedTuple):
-    """The log, what the member has read, and its claim that is on its way.
+    """The log, the reading of the member, and its claim in flight.
 
     Attributes:
-        entries: What the partition has behind its first Config.
-        is_altered: Whether the admin has written the second one.
-        has_lost: Whether its log went back.
+        entries: The entries after the first Config.
+        is_altered: Whether the admin has written the second Config.
+        has_lost: Whether the log went back.
         best: The largest token of the key.
-        seen: What the member has read of it.
+        seen: The entries that the member has read.
         read: The highest generation that the member has ever read.
-        sent: Generation of its claim, and what ``read`` was then.
+        sent: Generation of the claim in flight, and ``read`` when it was sent.
     """
 
     entries: Entries = ()
@@ -52,7 +52,7 @@ class World(NamedTuple):
 
 
 class LostConfigModel:
-    """S7, and a way to a claim under the newest Config that the member has read."""
+    """S7, and a claim under the newest Config that the member read stays reachable."""
 
     def __init__(self):
         self.fold = cache(_fold)
@@ -65,7 +65,7 @@ class LostConfigModel:
         del world
 
     def is_over(self, world):
-        """Return whether the newest Config is there, read, and claimed under."""
+        """Return whether the newest Config is in force, was read, and has a claim."""
         generation = self.fold(world.entries).config.generation
         return (
             world.is_altered
@@ -124,7 +124,7 @@ class LostConfigModel:
         return after._replace(best=best, sent=None)
 
     def _placement(self, seen, read):
-        """Return the placement of a member that has read this, and that at any time."""
+        """Return the member's placement, by its reading and the highest generation."""
         replica = Replica(0, now_ms=0)
         placement = Placement({0: replica})
         for entries in (((0, encode(CONFIGS[read])),) if read > 1 else (), seen):
@@ -147,7 +147,7 @@ def _fold(entries):
 
 
 def forget_what_was_read(patch):
-    """A member does not remember a Config that the log has lost."""
+    """A member forgets a Config that the log has lost."""
     unclaimed, lost_configs = lost_changes.unclaimed, lost_changes.lost_configs
     name = "kafka_marshal.engine.placement.unclaimed"
     patch.setattr(name, lambda worlds, _: unclaimed(worlds))

@@ -1,8 +1,8 @@
-"""A base of fakes that are used in a ``with`` block."""
+"""A base class for fakes that tests use in a ``with`` block."""
 
 
 class Opened:
-    """Is returned by ``with``, whose end does nothing."""
+    """A context manager that returns itself and closes nothing."""
 
     def __enter__(self):
         return self

@@ -1,17 +1,16 @@
-"""One owner and what its beats renew: every way through an outage of its log (5.2).
+"""The lease of one owner in an outage of its coordinating partition (5.2): every state.
 
-The lease is the product's, and so is the verdict on a claim at each age of the owner.
-Of the rest there is what decides: beats on their way, landed and not read, or lost;
-time, in whole units; and a leader's clock that runs ahead by what the margin and the
-drift allow, rounded up to units. All ages are counted back from now, and time is
-unbounded.
+The lease is the product's, as is the verdict on a claim at each age of the owner. The
+model adds heartbeats that are in flight, landed but not read, or lost; time, in whole
+units; and a leader's clock that runs ahead by the margin and the drift, rounded up to
+units. All times are ages, so time is unbounded.
 
-Two worlds. In a *faulty* one beats are sent at any time, land late, are read late or
-get lost, and the owner must have ended before another claim can be accepted (S4). In a
-*sound* one a beat is sent three times per interval, with 10 % jitter, and read back at
-once, except in outages up to an interval, in which the last beat is lost or waits for
-the end, as bad luck wants it, and those before it are lost. There the owner must hand
-out at any time (L2).
+There are two worlds. In a *faulty* one, heartbeats are sent at any time, land late, are
+read late or get lost, and the lease must end before another claim can be accepted (S4).
+In a *sound* one, a heartbeat is sent three times per interval, with 10 % jitter, and
+read back at once, except in outages of up to an interval: then the last heartbeat is
+lost or lands at the end, and those before it are lost. There the owner must be able to
+hand out at any time (L2).
 """
 
 from functools import cache
@@ -28,7 +27,7 @@ NOW_MS = 10**9
 
 
 class Beat(NamedTuple):
-    """A beat that is not read back yet; ages in units."""
+    """A heartbeat that was not read back; ages in units."""
 
     age: int
     ahead: int
@@ -37,7 +36,7 @@ class Beat(NamedTuple):
 
 
 class World(NamedTuple):
-    """Ages in units."""
+    """One state of the model; ages in units."""
 
     base: int
     """Since the last renewal that was read back was sent."""
@@ -57,9 +56,9 @@ class OutageModel:
     """S4 in a faulty world, L2 in a sound one.
 
     Args:
-        is_sound: Which world it is.
-        units_per_h: How fine time is.
-        outage: The longest outage, in units; a heartbeat interval without it.
+        is_sound: Whether the world is the sound one.
+        units_per_h: Units of time per heartbeat interval.
+        outage: The longest outage, in units; by default a heartbeat interval.
     """
 
     def __init__(self, *, is_sound, units_per_h, outage=None):
@@ -68,11 +67,11 @@ class OutageModel:
         self.outage_max = units_per_h if outage is None else outage
         third, tenth = units_per_h // 3, units_per_h // 30
         self.beat_after = range(third - tenth, third + tenth + 1)
-        # What S4 allows a leader's clock to gain in a lease: a step of the margin, and
-        # 0.1 % of two intervals; each rounded up to whole units.
+        # S4 allows a leader's clock to gain this much in a lease: the margin and 0.1 %
+        # of two intervals, each rounded up to whole units.
         allowed = (2 * H_MS // 20, 2 * H_MS // 1_000)
         self.ahead_max = sum(-(-each_ms // self.unit_ms) for each_ms in allowed)
-        self.stale = 2 * units_per_h + 1  # ages from here on are alike
+        self.stale = 2 * units_per_h + 1  # ages saturate here
         self.is_free = cache(self._is_free)
         self.claim = cache(self._claim)
 
@@ -83,7 +82,7 @@ class OutageModel:
         return log.one(claim("c2"), after=age * self.unit_ms).effect == "claimed"
 
     def _claim(self, base):
-        """Return the product's claim of an owner that renewed so long ago."""
+        """Return the product's ``Claim`` of an owner with a renewal of age ``base``."""
         it = Claim(Claimant(Owner("c1", ident("c1")), "g", master=b"m" * 32), KEY)
         it.phase = Phase.HELD
         it.lease = Lease.since(NOW_MS - base * self.unit_ms, H_MS)
@@ -102,7 +101,7 @@ class OutageModel:
 
     def steps(self, world):
         if not self.claim(world.base).is_valid(NOW_MS):
-            return  # it has ended
+            return  # the claim has ended
         yield from self._time(world)
         yield from self._sends(world)
         if world.beat is not None:
@@ -179,7 +178,7 @@ class OutageModel:
 
 
 def patch_leases(patch, change):
-    """Replace each lease by what is made of it and its heartbeat interval."""
+    """Replace each lease by ``change(lease, heartbeat interval)``."""
     plain = Lease.since
 
     def since(base_ms, heartbeat_interval_ms):

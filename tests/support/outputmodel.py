@@ -1,20 +1,20 @@
 """Two owners that copy a partition to Kafka in transactions: every interleaving.
 
-The world is Kafka as it is documented: opening a producer of a transactional id fences
-earlier ones and ends their transactions; a transaction is visible when it commits, all
-of it. The log gives the claim to one owner; another takes it at any time, which the
-former one notices at its next check only. Each may die between any two steps, or do
-nothing for as long as it likes. An admin sets the position once, back to the start.
+Kafka behaves as documented: opening a producer with a transactional id fences earlier
+ones and ends their transactions; a transaction becomes visible as a whole when it
+commits. The log gives the claim to one owner; another one takes it over at any time,
+which the former owner notices only at its next check. Each may crash between any two
+steps, or pause for any time. An admin sets the position once, back to the start.
 
-What counts is the output of one *era*, from one set position to the next: an admin who
-sets the position wants it again.
+The model judges the output of each *era*, from one set position to the next: after a
+set position, the output is wanted again.
 """
 
 from typing import NamedTuple
 
-NO_PROGRESS = "no_progress"  # an owner starts at the position of the log
-NO_FENCE = "no_fence"  # every process has a transactional id of its own
-PROGRESS_OUTSIDE = "progress_outside"  # it is written before the transaction commits
+NO_PROGRESS = "no_progress"  # an owner starts at the position in the log
+NO_FENCE = "no_fence"  # every process has its own transactional id
+PROGRESS_OUTSIDE = "progress_outside"  # progress is written before the commit
 NO_CHECK = "no_check"  # an owner that opened its producer does not check its claim
 NO_ERA = "no_era"  # progress from before a set position counts
 
@@ -39,10 +39,10 @@ class World(NamedTuple):
     """The log, the broker, and both processes.
 
     Attributes:
-        claim: The claim that stands, 0 for none.
+        claim: The claim in force, 0 for none.
         position: Position in the log.
         era: Number of set positions.
-        producer: The producer opened last.
+        producer: The last opened producer.
         progress: Offset and era of the last progress.
         output: Era and offset of each record written, sorted.
     """
@@ -58,12 +58,12 @@ class World(NamedTuple):
 
 
 class OutputModel:
-    """That each record of an era is written once.
+    """Each record of an era is written once.
 
     Args:
         records: Number of records.
-        claims: Most claims.
-        mistake: What owners do wrong.
+        claims: The largest number of claims.
+        mistake: The mistake of the owners, if any.
     """
 
     def __init__(self, *, records=2, claims=4, mistake=None):
@@ -95,7 +95,7 @@ class OutputModel:
                 yield (number, "dies"), world._replace(owners=tuple(owners))
 
     def of(self, world, owner):
-        """Yield what one process may do: the world and itself after it."""
+        """Yield the steps of one process: the world and the process after each."""
         is_valid = owner.claim == world.claim
         if owner.phase == AWAY:
             if world.claims < self.claims:
@@ -109,7 +109,7 @@ class OutputModel:
             if not is_valid:
                 yield "drops its batch", world, Owner()
                 return
-            # It checks its claim, and may be frozen before it opens its producer.
+            # The owner checks its claim; it may pause before it opens its producer.
             yield "finds its claim", world, owner._replace(phase="opening")
         elif owner.phase == "opening":
             producer = world.producer + 1

@@ -1,4 +1,4 @@
-"""A log whose start retention has deleted, as views and commands open it."""
+"""A log whose start retention has deleted, for tests of views and commands."""
 
 from itertools import takewhile
 
@@ -14,12 +14,12 @@ from kafka_marshal.views import world as world_view
 
 
 class Past:
-    """One owned key, two checkpoints, and records before, between and behind them.
+    """One owned key, two checkpoints, and records before, between and after them.
 
     Attributes:
         cluster: The cluster in memory; its owner is named ``a``.
-        begins: Offsets of the checkpoints' Begins.
-        ends: Offsets of their Ends.
+        begins: Offsets of the Begin of each checkpoint.
+        ends: Offsets of the End of each checkpoint.
     """
 
     def __init__(self):
@@ -43,11 +43,11 @@ class Past:
         return [each.entry() for each in records]
 
     def whole(self, offset):
-        """Fold the whole log up to an offset, before anything of it is deleted."""
+        """Fold the log up to an offset; call this before entries are deleted."""
         return self._replay(e for e in self.entries() if e.offset <= offset)
 
     def at_time(self, time_ms):
-        """Fold the whole log before the first entry that was appended later."""
+        """Fold all entries before the first one that was appended later."""
         return self._replay(
             takewhile(lambda e: e.timestamp_ms <= time_ms, self.entries())
         )
@@ -60,7 +60,7 @@ class Past:
         return state
 
     def delete(self, before):
-        """Delete what lies before an offset, as retention does."""
+        """Delete the entries below an offset, as retention does."""
         self.cluster.kafka.delete_records(self.cluster.place(0), before=before)
 
     def open(self, *_, **__):

@@ -1,4 +1,4 @@
-"""Random small groups, and what an optimal plan of one costs.
+"""Random small groups, and the cost of an optimal plan for one.
 
 The optimum comes from a min-cost flow over single keys, which shares nothing with the
 planner: a node for each key and each part of a member, an arc for each key that a
@@ -14,12 +14,12 @@ import networkx as nx
 from kafka_marshal.protocol.group_plan import PlanInput, PlanKey, PlanMember
 from kafka_marshal.protocol.types import TopicPartition
 
-# Weights of the objective: each beyond any sum of the next.
+# Weights of the objective: each exceeds any sum of the next one.
 UNCOVERED, DRAINED, OVER_TARGET, LEVEL, MOVE = 10**12, 10**10, 10**8, 10**4, 1
 
 
 def uniform_group(chance):
-    """Return members that are all alike, some of the owners gone."""
+    """Return equal members; some owners of keys are no longer members."""
     names = [f"m{n}" for n in range(chance.randint(1, 6))]
     owners = [*names, "gone", None][:: chance.choice([1, 1, 2])]
     members = [PlanMember(name=name, topics=("t", "u")) for name in names]
@@ -81,10 +81,10 @@ def may_have(given, each, member):
 
 
 def price(given, owners):
-    """Return what a plan costs, part by part: uncovered, drained, over, level, moves.
+    """Return the parts of a plan's cost: uncovered, drained, over, level, moves.
 
     Raises:
-        AssertionError: It breaks a constraint.
+        AssertionError: The plan breaks a constraint.
     """
     loads = dict.fromkeys((m.name for m in given.members), 0)
     by_name = {m.name: m for m in given.members}
@@ -113,7 +113,7 @@ def price(given, owners):
 
 
 def optimum(given):
-    """Return the lowest price that any plan has, in the same parts."""
+    """Return the cost of an optimal plan, in the same parts."""
     graph = nx.MultiDiGraph()
     count = len(given.keys)
     graph.add_node("source", demand=-count)
@@ -153,7 +153,7 @@ def _add_member(graph, member, count):
 
 
 def chance_of(seed):
-    """Return the random numbers of a seed."""
+    """Return the random generator of a seed."""
     return random.Random(seed)
 
 

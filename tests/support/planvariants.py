@@ -1,4 +1,4 @@
-"""Broken variants of what members do with Plans and offers (PROTOCOL 9.2, 9.5)."""
+"""Broken variants of how members use Plans and offers (PROTOCOL 9.2, 9.5)."""
 
 from kafka_marshal.engine import handoffs, planning
 from kafka_marshal.protocol import plans

@@ -27,7 +27,7 @@ class Died(Exception):
 
 
 class Stepping(Follower):
-    """Lets the world go on where production code would wait for the log."""
+    """Advances the cluster where production code would wait for the log."""
 
     def __init__(self, cluster, name, *, sources=()):
         self.cluster = cluster
@@ -76,13 +76,13 @@ def operation(cluster, name="admin", *, wanted=None, **changes):
 
 
 def die_at(cluster, kind, *, at=None, drain_ms=TIMEOUT_MS):
-    """Set positions; the admin dies before its first record of a kind.
+    """Set positions; the admin is killed before its first record of a kind.
 
     Args:
         cluster: The cluster.
-        kind: The kind of record.
-        at: Only of records to this coordinating partition.
-        drain_ms: Longest time until the group is drained.
+        kind: The type of that record.
+        at: Count only records to this coordinating partition.
+        drain_ms: The longest time until the group is drained.
     """
     one = operation(cluster)
     plain = one._follower.append
@@ -112,7 +112,7 @@ def write_key(cluster, partition, *, granted_to=None):
     """Let a client claim a key, and release it at position ``OLD``.
 
     Args:
-        granted_to: The last offset that is granted, at most once; None for none.
+        granted_to: The last offset granted at most once; None for no grants.
     """
     follower = following(cluster, "old")
     t, sender = place_of(partition), Sender("old")
@@ -150,7 +150,7 @@ def write_key(cluster, partition, *, granted_to=None):
 
 
 def written(*, first=0, granted_to=None):
-    """Return a cluster whose group has positions, of partitions ``first`` and above."""
+    """Return a cluster whose group has positions in partitions from ``first`` on."""
     cluster = world(partitions=K, records=(20,) * KEYS)
     for partition in range(first, KEYS):
         write_key(cluster, partition, granted_to=granted_to)

@@ -1,17 +1,17 @@
 """Two coordinating partitions, and admins that set the positions of a group.
 
-The fold is the product's ``apply``; what the admin's tool and everybody else may
-send is modelled (PROTOCOL 8.1 to 8.5). An admin sends, again and again, whatever
-the log once allowed it to: so it may die at each step, and hold old readings.
-Records on their way land late, twice or never, in any order. Anybody resolves by
-what the home of the group shows. The pause ends in each partition by itself.
-Owners release, become stale, claim and are granted offsets, and a heartbeat of an
-old owner lands late.
+The fold is the product's ``apply``; the model decides which records admins and other
+processes may send (PROTOCOL 8.1 to 8.5). An admin sends at any time, repeatedly, each
+record that the log ever allowed: so it may crash at each step and have old readings.
+Records in flight land late, twice or never, in any order. Any process resolves by the
+state of the group's home. The pause ends in each partition independently. Owners
+release, become stale, claim and are granted offsets, and a heartbeat of an earlier
+owner lands late.
 
-There is no clock: an owner is stale when a step says so, and a pause is over when
-a step says so. Epochs count claims. The state of the log is that of the product,
-without what decides nothing here: times, sequence numbers, offsets of ended
-operations and of verdicts, digests of plans (each operation has one plan).
+There is no clock: steps make an owner stale and end a pause. Epochs count claims. The
+model keeps the product's state, except for fields that decide nothing here: times,
+sequence numbers, offsets of ended operations and of verdicts, digests of plans (each
+operation has one plan).
 """
 
 from functools import cache
@@ -70,23 +70,23 @@ OVER_BY_TIME = None
 """What lands to end a pause: an entry that no reader can decode."""
 ROUNDS_MAX = 6
 
-# What the tool of the model does wrong.
+# Mistakes of the admin's tool in the model.
 COMMIT_PER_PARTITION = "commit_per_partition"  # It commits without the home.
-# It aborts because the pause is over in this partition.
+# It aborts because the pause has ended in this partition.
 RESOLVE_WITHOUT_HOME = "resolve_without_home"
 # It resolves the home before the other partitions.
 RESOLVE_HOME_FIRST = "resolve_home_first"
-# It aborts by a copy of the home from before the pause.
+# It aborts by a state of the home from before the pause.
 RESOLVE_BY_AN_OLD_HOME = "resolve_by_an_old_home"
 # It pauses another partition before the home.
 PAUSE_THE_OTHER_FIRST = "pause_the_other_first"
-# It compares with grants only before the pause.
+# It compares positions with grants only before the pause.
 ASK_BEFORE_THE_PAUSE = "ask_before_the_pause"
 DECIDE_EARLY = "decide_early"  # It decides before all keys are staged.
 
 
 class KeyFold(NamedTuple):
-    """A key, as the log has it."""
+    """A key in the log."""
 
     owner: str
     epoch: int  # claims so far
@@ -108,26 +108,26 @@ class Fold(NamedTuple):
 
 
 class KeyPast(NamedTuple):
-    """What the log no longer shows of a key, or never did."""
+    """Facts about a key that the log does not show."""
 
-    late_beat: int  # epoch of a heartbeat on its way
-    has_lease: bool  # whether an owner that the log does not have holds a lease
+    late_beat: int  # epoch of a heartbeat in flight
+    has_lease: bool  # whether a former owner, unknown to the log, holds a lease
     moved: frozenset[int]  # operations that have set it
-    set_to: int | None  # where the next owner starts, if an operation set it
+    set_to: int | None  # start of the next owner, if an operation set it
     floor: int  # nothing below it may be granted
 
 
 class Part(NamedTuple):
-    """A coordinating partition with its past."""
+    """A coordinating partition, with facts that its log does not show."""
 
     fold: Fold
     keys: tuple[KeyPast, ...]
-    paused: frozenset[int]  # operations whose pause was accepted here, ever
+    paused: frozenset[int]  # operations whose pause was ever accepted here
     staged: frozenset[tuple[int, int]]  # operations and numbers of their Stages
 
 
 class World(NamedTuple):
-    """Numbers of what the model keeps, so that it is cheap to compare."""
+    """Numbers of parts and records, so that worlds are cheap to compare."""
 
     home: int
     other: int
@@ -135,7 +135,7 @@ class World(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A record about the group. ``what`` depends on the kind, see ``_record``."""
+    """A record about the group; ``what`` depends on the kind, see ``_record``."""
 
     kind: str
     at: int
@@ -145,7 +145,7 @@ class Sent(NamedTuple):
 
 @attrs.frozen(kw_only=True)
 class Operation:
-    """What an admin wants.
+    """An operation of an admin.
 
     Attributes:
         stages: Per coordinating partition, the keys of each Stage record.
@@ -168,7 +168,7 @@ class Operation:
 
     @property
     def all_staged(self):
-        """Where each of its Stage records goes, and its number there."""
+        """The coordinating partition of each Stage record, and its number there."""
         return [(at, n) for at in PARTITIONS for n in range(len(self.stages[at]))]
 
 
@@ -212,10 +212,10 @@ def next_unclaimed(key):
 
 
 class PositionsModel:
-    """S8 and S4 while positions are set, whatever is late, lost or repeated.
+    """S8 and S4 while positions are set and records are late, lost or repeated.
 
-    Options say how large the world is; ``mistake`` replaces a rule of the tool.
-    Broken rules of the product are planted by ``variants``.
+    Options set the size of the world; ``mistake`` breaks a rule of the tool, and
+    ``variants`` plants broken rules of the product.
     """
 
     def __init__(
@@ -251,18 +251,18 @@ class PositionsModel:
         self.faulty = cache(self._faulty)
 
     def number(self, what):
-        """Return the number of a part or record, a new one at its first sight."""
+        """Return the number of a part or record; a new one gets the next number."""
         found = self.numbers.setdefault(what, len(self.kept))
         if found == len(self.kept):
             self.kept.append(what)
         return found
 
     def parts(self):
-        """Return all parts that were met, of either coordinating partition."""
+        """Return all parts so far, of either coordinating partition."""
         return [each for each in self.kept if isinstance(each, Part)]
 
     def moved(self):
-        """Return the operations that have set a key somewhere, at any time."""
+        """Return the operations that ever set a key in any partition."""
         found = (key.moved for part in self.parts() for key in part.keys)
         return frozenset().union(*found)
 
@@ -298,7 +298,7 @@ class PositionsModel:
         fold = Fold(NO_OP, frozenset(), None, keys)
         return Part(fold, (past,) * count, frozenset(), frozenset())
 
-    # --- what may happen
+    # --- possible steps
 
     def steps(self, world):
         home, other, in_flight = world
@@ -315,7 +315,7 @@ class PositionsModel:
             yield label, World(home, after, in_flight)
 
     def _arrives(self, world, sent):
-        """Yield a record's landing, a copy of it still on its way, and its loss."""
+        """Yield a record's landing, its landing with a copy in flight, and its loss."""
         home, other, in_flight = world
         if self.kept[sent].at == HOME:
             label, home = self.land(home, sent)
@@ -336,7 +336,7 @@ class PositionsModel:
         return f"{sent.kind}{what} of operation {sent.op} at {sent.at}"
 
     def _alone(self, number, at):
-        """Return the steps of one coordinating partition, and its numbers after."""
+        """Return steps of one coordinating partition, with its number after each."""
         part = self.kept[number]
         found = []
         if part.fold.pause != NO_OP:
@@ -347,7 +347,7 @@ class PositionsModel:
         return tuple((label, self.number(after)) for label, after in found)
 
     def _owners(self, part, at, n):
-        """Yield what owners of a key do, or time does to them."""
+        """Yield the steps of owners of a key, and those of time."""
         known, past = part.fold.keys[n], part.keys[n]
         name = f"key {n} at {at}"
         if known.lock is not None and self.is_dropped(at, part.fold, n):
@@ -383,10 +383,10 @@ class PositionsModel:
             expected = None if known.topic is None else known.epoch
             yield ("claim", n, known.epoch + 1, SECOND_TOPIC, expected)
 
-    # --- what is sent about the group
+    # --- records about the group
 
     def _sends(self, home, other):
-        """Return what anybody may send now, with labels."""
+        """Return the records that any process may send now, with labels."""
         parts = self.kept[home], self.kept[other]
         found = [("the admin", sent) for sent in self._admin(parts)]
         found += [("anybody", sent) for sent in self._resolves(parts)]
@@ -436,9 +436,9 @@ class PositionsModel:
                 yield Sent("stage", at, op, (number, tuple(named)))
 
     def _target(self, known, operation):
-        """Return what to set a key to, None if the answer to a question changed.
+        """Return the position to set, None if the operation must not set the key.
 
-        Asked after the drain, when the pause keeps it true.
+        The admin checks after the drain: the pause keeps the result valid.
         """
         target = operation.position
         if operation.undoes is not None:
@@ -482,11 +482,11 @@ class PositionsModel:
                 and home.fold.pause == op
                 and self.mistake != COMMIT_PER_PARTITION
             ):
-                # It ends the operation: on the home this is the decision.
+                # A Resolve ends the operation; on the home it is the decision.
                 yield Sent("resolve", HOME, op, (False,))
 
     def _outcome(self, parts, op, at):
-        """Return whether an operation was committed, None while nobody can know."""
+        """Return whether an operation was committed, None while that is undecided."""
         home, here = parts[HOME], parts[at]
         is_locked = _locks(here, op)
         if self.mistake == COMMIT_PER_PARTITION:
@@ -503,7 +503,7 @@ class PositionsModel:
             return False
         return None
 
-    # --- what must hold
+    # --- invariants
 
     def broken(self, world):
         return self.faulty(world.home, world.other)
@@ -526,12 +526,12 @@ class PositionsModel:
                     return "8.5: the next owner starts elsewhere than was set"
         try:
             is_unlocked = self._is_unlocked_in_the_end(parts)
-        except Broken as what:  # these steps can happen as well
+        except Broken as what:  # such steps are possible, too
             return str(what)
         return None if is_unlocked else "liveness: keys stay locked for ever"
 
     def _is_unlocked_in_the_end(self, parts):
-        """Return whether others unlock it: the admin is dead, what it sent is lost."""
+        """Return whether members unlock it without the admin and its records."""
         parts = [
             self.append(part, at, OVER_BY_TIME)[0] if part.fold.pause else part
             for at, part in enumerate(parts)
@@ -549,7 +549,7 @@ class PositionsModel:
         """Append a record; return the part after it, and the outcome.
 
         Raises:
-            Broken: The step itself must not happen.
+            Broken: The step itself breaks an invariant.
         """
         fold, outcome, is_accepted = self.fold(at, part.fold, record)
         keys = tuple(
@@ -564,7 +564,7 @@ class PositionsModel:
             was, past = part.fold.keys[number], keys[number]
             is_owners = was.owner != NOBODY and was.epoch == record[2]
             if is_accepted and is_owners and was.granted is None:
-                spent = spent._replace(set_to=None)  # the owner has moved on
+                spent = spent._replace(set_to=None)  # the owner has a new position
             if past.late_beat == record[2]:
                 keys = _with(keys, number, spent)
         paused, staged = part.paused, part.staged
@@ -576,7 +576,7 @@ class PositionsModel:
         return Part(fold, keys, paused, staged), outcome
 
     def _key_after(self, record, past, *, before, after):
-        """Return the past of a key after a record; judge what the record did."""
+        """Return the past of a key after a record; judge the effect of the record."""
         if before == after:
             return past
         assert record is not OVER_BY_TIME
@@ -634,7 +634,7 @@ class PositionsModel:
         return self.view(at, state), outcome, first.outcome == ACCEPTED
 
     def _is_dropped(self, at, fold, number):
-        """Return whether a record drops a key now, or a long silence does."""
+        """Return whether a ForgettingPartition, or the expiry of the key, drops it."""
         key = self.names[at][number]
         drop = forgetting(_offset(number, fold.keys[number].epoch), key=key)
         for value in (encode(drop), b"?"):
@@ -647,7 +647,7 @@ class PositionsModel:
         return False
 
     def view(self, at, state):
-        """Return what the model keeps of a state of the product."""
+        """Return a state of the product in the form of the model."""
         group = state.groups[GROUP]
         verdict = group.verdict
         if verdict is not None:
@@ -667,7 +667,7 @@ class PositionsModel:
         owner = NOBODY
         if known.owner is not None:
             owner = LIVE if known.remaining_ms(state.now_ms) > 0 else STALE
-        if epoch == NEXT_OFFSET:  # a claim that was just folded
+        if epoch == NEXT_OFFSET:  # a claim folded just now
             assert known.owner is not None
             epoch = int(known.owner.client_id[1:])
         else:
@@ -685,7 +685,7 @@ class PositionsModel:
         )
 
     def state(self, at, fold):
-        """Return a state of the product that looks like this."""
+        """Return the state of the product for a fold of the model."""
         state = WorldState(
             at,
             next_offset=NEXT_OFFSET,
@@ -803,7 +803,7 @@ def _with(items, number, item):
 
 
 def _seen(part):
-    """Return operations that a reader of a partition knows of."""
+    """Return the operations that occur in the state of a partition."""
     return part.fold.over | {part.fold.pause}
 
 

@@ -1,4 +1,4 @@
-"""A client of a sidecar, without the sidecar: the test sends its events."""
+"""A client of a sidecar without a sidecar: the test sends the events."""
 
 from enginekit import H, spec, world
 
@@ -26,7 +26,7 @@ NOT_PAUSED = api.Paused(is_paused=False)
 
 
 class FakeCommandQueue:
-    """Notes the commands of a session."""
+    """Records the commands of a session."""
 
     def __init__(self):
         self.returned, self.ended, self.unclaimed, self.flushed = [], [], [], 0
@@ -73,7 +73,7 @@ class RemoteRig:
     """One client over a cluster in memory and a virtual clock.
 
     Attributes:
-        asked: Requests for offsets that were not answered yet.
+        asked: Requests for offsets without a response.
     """
 
     def __init__(self, *, records=(10, 10), span=1_000):
@@ -122,7 +122,7 @@ class RemoteRig:
         return self.has_room
 
     def answer(self, *answers, order=None):
-        """Answer as many requests as there are answers, in this order of asking."""
+        """Respond to the open requests, one per answer, in the order ``order``."""
         self.answers = list(answers)
         calls = [self.waiting[n] for n in order or range(len(answers))]
         for call in calls:

@@ -1,4 +1,4 @@
-"""A small cluster in memory, and admins that change its number of partitions."""
+"""A small cluster in memory, and admins that change its partition count."""
 
 from enginekit import fold, world, write
 from logkit import claim, messages, release
@@ -17,10 +17,10 @@ __all__ = ["Died"]
 
 
 class Waiting(Stepping):
-    """Lets the world go on for as long as production code would wait.
+    """Advances the cluster for as long as production code would wait.
 
     Attributes:
-        on_step: Called before each step; with it, steps are short.
+        on_step: Called before each step; if set, steps are short.
     """
 
     on_step = None
@@ -38,9 +38,9 @@ class Tool(Resizing):
     """An admin over the log in memory.
 
     Attributes:
-        left: Records until it is killed; None for never.
+        left: Records until the admin is killed; None for never.
         adds: Whether it may add Kafka partitions.
-        on_step: Called while it waits.
+        on_step: Called while the admin waits.
     """
 
     def __init__(self, cluster, name="admin", *, left=None, adds=True, on_step=None):
@@ -95,7 +95,7 @@ def position_of(number):
 
 
 def filled(partitions=4, *, keys=KEYS, **limits):
-    """Return a cluster with released keys; each third one has granted offsets."""
+    """Return a cluster with released keys; every third one has granted offsets."""
     cluster = world(partitions, records=(1,) * keys, **limits)
     for number in range(keys):
         t = place_of(key(number), partition_count=partitions)
@@ -118,7 +118,7 @@ def hold(cluster, number, partitions, client="c1"):
 
 
 def require_whole(cluster, count, *, keys=KEYS):
-    """Check that each key stands in its place, as it was, and nowhere else."""
+    """Check that each key is unchanged, and only in its partition under the count."""
     topic = cluster.place(0).topic
     every = range(len(cluster.kafka.topic(topic).partitions))
     states = [fold(cluster, t) for t in every]

@@ -1,6 +1,6 @@
-"""Compares what a member keeps of a group with what it would compute again.
+"""Compares rows that a member keeps of a group with rows computed again.
 
-An engine stops on an error in its round, so what differs is noted for the test.
+An engine stops on an error in its round, so differences are recorded for the test.
 """
 
 import attrs
@@ -25,13 +25,13 @@ SHOWN = (
 
 @attrs.define
 class Checked:
-    """What the comparisons found.
+    """The results of the comparisons.
 
     Attributes:
         rounds: Rounds so far.
-        wanted: Wanted keys, counted in each round.
+        wanted: Wanted keys, summed over all rounds.
         computed: Rows that were computed for them.
-        wrong: What differed.
+        wrong: The differences.
     """
 
     rounds: int = 0
@@ -71,7 +71,8 @@ def check_rows(monkeypatch):
 def check_planners(monkeypatch):
     """Compare the input of each planner in every round; return the counts.
 
-    There, ``wanted`` counts the rounds with a turn, ``computed`` those that read keys.
+    ``wanted`` counts the rounds in which a planner may plan, ``computed`` those that
+    read keys.
     """
     seen = Checked()
     product = GroupPlanner.drive

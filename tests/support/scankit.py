@@ -1,4 +1,4 @@
-"""A scan of logs in memory, as commands that read a log to its end are given it."""
+"""A scan of logs in memory, for commands that read a log to its end."""
 
 from opening import Opened
 
@@ -24,7 +24,7 @@ class FakeScan(Opened):
         self.read_at_ms = SystemClock().wall_ms()
 
     def until(self, *, offset=None, time_ms=None):
-        """End at a moment, as the scan does."""
+        """End the scan at a moment."""
         self.prefix = Prefix(offset, time_ms)
 
     def select(self, partition=None, *, first=0, last=None):
@@ -35,7 +35,7 @@ class FakeScan(Opened):
         self._first, self._last = first, last
 
     def restore(self, *, first=None, since=None):
-        """Return that every partition begins at its start: there are no checkpoints."""
+        """Return that every partition begins at its log start: without checkpoints."""
         return {t: Restored(WorldState(t), None, 0) for t in self.starts}
 
     def __iter__(self):

@@ -1,10 +1,10 @@
-"""Clients to export, and what a scrape of them says."""
+"""Clients to export, and the figures of a scrape."""
 
 from prometheus_client.parser import text_string_to_metric_families
 
 
 class Client:
-    """What a ``Marshal`` is to a collector, over a node in memory."""
+    """The part of a ``Marshal`` that a collector uses, over a node in memory."""
 
     def __init__(self, node, session=None):
         self.engine = node.engine
@@ -25,7 +25,7 @@ class Client:
 
 
 class Scraped:
-    """The figures of one exposition; the same name and labels never come twice."""
+    """The figures of one exposition; no name occurs twice with the same labels."""
 
     def __init__(self, text):
         self.figures = {}

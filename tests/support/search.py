@@ -10,10 +10,10 @@ NO_WAY = "liveness: a state without a way on"
 
 
 class Model(Protocol[State]):
-    """A small world: where it begins, what may happen, what must hold.
+    """A small world: its first state, its possible steps, its invariants.
 
-    Worlds that differ by names only should be equal: a step renames its outcome. The
-    label of a step is printed.
+    States that differ only by names should be equal: a step renames its outcome. The
+    labels of steps are printed.
     """
 
     def start(self) -> State: ...
@@ -24,17 +24,17 @@ class Model(Protocol[State]):
 
 
 class Broken(Exception):
-    """A step itself breaks an invariant, whose name is the message."""
+    """A step itself breaks an invariant; the message names it."""
 
 
 @dataclass(frozen=True)
 class Found(Generic[State]):
-    """What a search found.
+    """The result of a search.
 
     Attributes:
         states: Number of states, up to renaming.
-        broken: The invariant that does not hold, None where all do.
-        trace: Shortest way to where it does not hold.
+        broken: The invariant that does not hold, None if all hold.
+        trace: The shortest sequence of steps that breaks it.
     """
 
     states: int
@@ -51,13 +51,13 @@ class Found(Generic[State]):
 def search(
     model: Model, *, goal: Callable | None = None, states_max: int = 5_000_000
 ) -> Found:
-    """Visit every state once; stop at the first that is broken.
+    """Visit every state once; stop at the first that breaks an invariant.
 
     Args:
         model: The small world.
-        goal: Whether a state is one that has to stay within reach; `NO_WAY` is broken
-            in a state without a way to one of them.
-        states_max: More states fail the search.
+        goal: Returns whether a state is a goal. A state from which no goal can be
+            reached breaks `NO_WAY`.
+        states_max: A search with more states fails.
     """
     first = model.start()
     came_from: dict = {first: None}
@@ -88,16 +88,16 @@ def search(
 
 
 def assert_found(model: Model, rule: str, *, goal: Callable | None = None) -> None:
-    """Search a broken model; what it breaks first must be this rule."""
+    """Search a broken model; the first rule that it breaks must be this one."""
     found = search(model, goal=goal)
-    print(found)  # noqa: T201 - the way there, shown with -s
+    print(found)  # noqa: T201 - the trace, shown with -s
     assert found.broken is not None
     assert found.broken.partition(":")[0] == rule
     assert found.trace
 
 
 def reachable(model: Model) -> set:
-    """Return every state, without judging any."""
+    """Return every reachable state, without checking invariants."""
     first = model.start()
     found, queue = {first}, [first]
     while queue:
@@ -109,7 +109,7 @@ def reachable(model: Model) -> set:
 
 
 def _with_a_way(befores, goal):
-    """Return the states from which one of the goal can be reached."""
+    """Return the states from which a goal can be reached."""
     queue = [state for state in befores if goal(state)]
     near = set(queue)
     while queue:

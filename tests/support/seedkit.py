@@ -8,13 +8,13 @@ from simulator.world import World
 
 
 class Enough(BaseException):
-    """A run has gone as far as it is to go; the simulator does not catch it."""
+    """Ends a run at its planned time; the simulator does not catch it."""
 
 
 def found_by(plant, monkeypatch, *, seed, minutes, **options):
-    """Plant a mistake in a seed; return the failure of the run.
+    """Plant a mistake in the run of a seed; return the failure of the run.
 
-    Without it the run is sound, as far as it went with it.
+    The same run without the mistake must not fail up to that time.
     """
     worlds, plain = [], World.run
 
@@ -34,7 +34,7 @@ def found_by(plant, monkeypatch, *, seed, minutes, **options):
         plant(patch)
         with pytest.raises(SimulationFailed) as caught:
             run()
-    if len(worlds) > 1:  # it failed while it healed
+    if len(worlds) > 1:  # the run failed after its faults had ended
         run()
     else:
         monkeypatch.setattr(World, "run", limited)

@@ -1,11 +1,11 @@
 """One key whose owner seeks: every interleaving of its records (PROTOCOL 6.6).
 
-The fold is the product's ``apply``. The owner is modelled: it beats, seeks, waits,
-goes on, or gives its claim up and takes the key again; every record lands at once,
-late, however late, or never; the owner crashes and another takes the key.
+The fold is the product's ``apply``. The owner is modelled: it sends heartbeats, seeks,
+waits, processes, or gives its claim up and claims the key again. Every record lands at
+once, at any later time, or never; the owner crashes and another one takes over.
 
-Offsets are few: what lies below the position of a takeover is skipped, and must not be
-what the owner sought to.
+There are few offsets. A takeover skips the records below its position; these must not
+include the position of a confirmed seek.
 """
 
 from functools import cache
@@ -26,17 +26,17 @@ CONFIG = config(h=H_MS)
 OWNER, OTHER = "c1", "c2"
 BEAT, REWIND, RELEASE = "beat", "rewind", "release"
 
-# What the owner of the model does wrong.
-# A seek counts as done while an earlier record may land.
+# Mistakes of the owner in the model.
+# A seek counts as confirmed while an earlier record may land.
 CONFIRM_WITH_RECORDS_ON_THEIR_WAY = "confirm_with_records_on_their_way"
-# A seek counts as done whatever position the log has.
+# A seek counts as confirmed without regard to the position in the log.
 CONFIRM_WITHOUT_THE_LOG = "confirm_without_the_log"
 
 
 class Sent(NamedTuple):
     """A record that may land.
 
-    ``is_old`` says that its sender no longer waits for it.
+    ``is_old`` is true if its sender no longer waits for it.
     """
 
     number: int
@@ -47,18 +47,18 @@ class Sent(NamedTuple):
 
 
 class World(NamedTuple):
-    """The key as ``apply`` left it, its owner, and what is under way.
+    """The key as ``apply`` left it, its owner, and records in flight.
 
     Attributes:
-        claims: Claims so far; the last is the key's.
-        owner: Who has the key by the log.
+        claims: Claims so far; the key has the last one.
+        owner: The owner of the key in the log.
         position: The position in the log.
-        own: The owner's claim, None once it has given it up or died.
+        own: The owner's claim, None after it gave the claim up or crashed.
         at: The owner's position.
-        seek: Number of the first record of a seek that is not confirmed yet.
-        confirmed: Where the last confirmed seek went; a takeover starts there, or
-            where the owner went from there.
-        sent: Records that may land, of which ``seen`` have not been read back.
+        seek: Number of the first record of a seek that is not confirmed.
+        confirmed: The position of the last confirmed seek, advanced by the owner's
+            processing; a takeover must start there or below.
+        sent: Records that may land.
         count: Numbers used so far.
     """
 
@@ -74,7 +74,7 @@ class World(NamedTuple):
 
 
 class SeekModel:
-    """6.6: a takeover never skips what a confirmed seek made the next to process."""
+    """6.6: no takeover skips the record at the position of a confirmed seek."""
 
     def __init__(self, *, offsets=2, records=5, mistake=None):
         self.offsets, self.records, self.mistake = offsets, records, mistake
@@ -122,7 +122,7 @@ class SeekModel:
     def _confirm(self, world):
         mine = [each for each in world.sent if each.claim == world.own]
         if any(not each.is_old for each in mine):
-            return  # it waits
+            return  # the owner waits
         if world.position != world.at and self.mistake != CONFIRM_WITHOUT_THE_LOG:
             if world.count < self.records:
                 yield "the owner sends the rewind again", self._send(world, REWIND)
@@ -144,15 +144,15 @@ class SeekModel:
         )
 
     def _take_over(self, world):
-        """Return the world after the lease: another starts at the log's position."""
-        # ``broken`` has judged where it starts. Nothing of before counts from now on.
+        """Return the world after a takeover, which starts at the log's position."""
+        # ``broken`` has judged its start; earlier seeks no longer count.
         return world._replace(owner=OTHER, own=None, seek=None, confirmed=None)
 
     # --- the log
 
     def _land(self, world, sent):
         if world.owner == OTHER:
-            return world  # an earlier epoch
+            return world  # the record has an earlier epoch
         position, owner = self.append(world.claims, world.owner, world.position, sent)
         return world._replace(position=position, owner=owner)
 

@@ -24,7 +24,7 @@ REQUEST = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 def unreachable(*_, **__):
-    """Stand in for an admin of a cluster that does not answer."""
+    """Stand in for an admin of a cluster that does not respond."""
     raise CoordinationError("no broker answered")
 
 
@@ -75,7 +75,7 @@ class Served:
         return found
 
     def client(self):
-        # Certificates are of no use here, and loading them takes 25 ms.
+        # No test here uses certificates, and loading them takes 25 ms.
         transport = httpx.HTTPTransport(uds=str(self.path), verify=False)
         return httpx.Client(transport=transport, base_url="http://sidecar", timeout=30)
 
@@ -94,7 +94,7 @@ def eventually(condition):
 
 
 def read(connection):
-    """Return all that comes until the other end closes."""
+    """Return all bytes until the other end closes."""
     found = bytearray()
     with contextlib.suppress(ConnectionResetError):
         while piece := connection.recv(65_536):

@@ -1,4 +1,4 @@
-"""Sidecars in memory over a fake cluster, and clients driven by hand."""
+"""Sidecars in memory over a fake cluster, and clients whose steps a test calls."""
 
 import contextlib
 
@@ -19,7 +19,7 @@ BEAT_MS = 400
 
 
 class FakeWatched:
-    """A process that a test can end."""
+    """A watched process that a test can end."""
 
     def __init__(self, on_dead):
         self.on_dead = on_dead
@@ -35,7 +35,7 @@ class FakeWatched:
 
 
 class FakeWatch:
-    """A death watch whose deaths a test decides."""
+    """A death watch to which a test reports deaths."""
 
     def __init__(self):
         self.watched = []
@@ -62,7 +62,7 @@ class FakeWatch:
 
 
 class Machine:
-    """A host with a sidecar that can crash and come back.
+    """A host with a sidecar that can crash and restart.
 
     Attributes:
         service: The service of the current process.
@@ -105,7 +105,7 @@ class Machine:
         return self
 
     def crash(self):
-        """Crash the sidecar; its clients live on."""
+        """Crash the sidecar; its clients continue."""
         self.cluster.crash(self.node)
         for host in self.service.groups:
             if host.identity is not None:
@@ -123,13 +123,13 @@ class Machine:
 
 
 class Local:
-    """A client of a sidecar: its leases by the events that it received.
+    """A client of a sidecar, with the leases that its events gave it.
 
     Attributes:
         held: Epoch and last deadline by key.
-        received: Every event.
-        generation: Config generation that the applied events lead to.
-        acknowledges: Whether its beats report that.
+        received: All events.
+        generation: The Config generation after the applied events.
+        acknowledges: Whether its heartbeats report that generation.
     """
 
     _count = 0
@@ -267,7 +267,7 @@ class Local:
 
     @property
     def valid(self):
-        """Keys that it may use now, by its own deadlines."""
+        """Keys that the client may use now, by its own deadlines."""
         now_ms = self.now_ms
         return {key for key, (_, until_ms) in self.held.items() if now_ms < until_ms}
 
@@ -316,7 +316,7 @@ class Local:
         return returned
 
     def ready(self, key, *, epoch=None):
-        """Report that it has warmed up for a key."""
+        """Report that the client has warmed up for a key."""
         epoch = self.warm[key].epoch if epoch is None else epoch
         self.service.ready(
             self.who,
@@ -348,7 +348,7 @@ def run(cluster, clients, duration_ms, *, step_ms=100):
 
 
 def run_until(cluster, clients, condition, limit_ms, *, step_ms=20):
-    """Run until a condition holds; return how long it took."""
+    """Run until a condition holds; return the time in milliseconds."""
     start_ms = cluster.clock.now_ms()
     while not condition():
         took_ms = cluster.clock.now_ms() - start_ms

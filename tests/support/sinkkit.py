@@ -1,4 +1,4 @@
-"""A frame of rows that a sink is given, without Spark."""
+"""A DataFrame for tests of sinks, without Spark."""
 
 from operator import attrgetter
 

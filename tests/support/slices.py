@@ -2,14 +2,14 @@
 
 Only this module reads the environment:
 
-- ``PROOF=1``: full size, with what is marked ``proof``.
+- ``PROOF=1``: full size, also tests marked ``proof``.
 - ``SIMULATION_SEEDS=1000:1200``: other seeds of the simulation.
 
-Limits of time are here, in pyproject.toml and in limits.py, and only against what
-hangs: on a busy machine a test that computes gets a fraction of a processor. The limit
-of a test is ``timeout`` in pyproject.toml, in seconds of a quiet machine; no test has
-one of its own. A process that a test waits for has `HANG_S`, in seconds that pass: on a
-machine that is not busy the limit of the test ends the wait before.
+Time limits, here, in pyproject.toml and in limits.py, only end tests that hang: on a
+busy machine a test that computes gets a fraction of a processor. The limit of a test is
+``timeout`` in pyproject.toml, in seconds of a quiet machine; no test has its own. A
+process that a test waits for has `HANG_S`, in elapsed seconds: on a quiet machine the
+limit of the test ends the wait earlier.
 """
 
 import os
@@ -25,16 +25,16 @@ HANG_S = 5 * 3_600 if IS_PROOF else 1_500
 
 
 def slice_of(*, quick: T, full: T) -> T:
-    """Return the size of this run."""
+    """Return the size for this run."""
     return full if IS_PROOF else quick
 
 
 def seeds_of(*, quick: Sequence[int], full: int) -> Sequence[int]:
-    """Return the seeds of this run: at full size from 0, or what the environment has.
+    """Return the seeds of this run: `SIMULATION_SEEDS`, if set; at full size from 0 on.
 
     Args:
-        quick: Those of ``make test``, such as `tools/choose_seeds.py` has chosen.
-        full: How many at full size.
+        quick: Those of ``make test``, for example chosen by `tools/choose_seeds.py`.
+        full: Their number at full size.
     """
     chosen = os.environ.get("SIMULATION_SEEDS")
     if not chosen:
@@ -46,7 +46,7 @@ def seeds_of(*, quick: Sequence[int], full: int) -> Sequence[int]:
 def deselect_proof(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Remove tests that are marked ``proof``, unless this run has full size.
 
-    With arguments the marker is for these values of ``via`` or ``transport`` alone.
+    A marker with arguments applies only to these values of ``via`` or ``transport``.
     """
     if not IS_PROOF:
         deselect(config, items, _is_for_proof)

@@ -1,9 +1,9 @@
-"""How slow the machine is, for bounds and deadlines in real time.
+"""The slowness of the machine, for bounds and deadlines in real time.
 
-A bound that holds on an idle machine fails on one that is busy with something else, and
-a bound that holds on every machine says nothing. So tests measure both: what took how
-long, and how long a fixed piece of work took meanwhile. A wait that is over its time
-continues for as many times longer as the machine is slow at that moment.
+A bound that holds on an idle machine fails on a busy one, and a bound that holds on
+every machine proves nothing. So tests measure both the time of an action and the time
+that a fixed piece of work takes meanwhile. A wait after its deadline continues for as
+many times longer as the machine is slow at that moment.
 """
 
 import threading
@@ -13,8 +13,8 @@ from typing import Self, TypeVar
 
 T = TypeVar("T")
 
-# The work below takes 15 ms on an idle core of the machines that the bounds were
-# written on; up to this, a machine counts as fast.
+# The work below takes 15 ms on an idle core of the machines for which the bounds were
+# written; a machine that needs no more than this counts as fast.
 REFERENCE_MS = 22.0
 ROUNDS = 210_000
 PAUSE_S = 0.5
@@ -23,7 +23,7 @@ JOIN_S = 60
 
 
 def work_ms() -> float:
-    """Do a fixed piece of work; return how long it took, in milliseconds."""
+    """Do a fixed piece of work; return its time in milliseconds."""
     began = time.perf_counter()
     number = 0
     for step in range(ROUNDS):
@@ -32,16 +32,16 @@ def work_ms() -> float:
 
 
 def factor_now() -> float:
-    """Return how many times slower than the reference the machine is, at least 1."""
+    """Return the slowness of the machine relative to the reference, at least 1."""
     return max(1.0, work_ms() / REFERENCE_MS)
 
 
 def is_over(since_s: float, allowed_s: float) -> bool:
-    """Return whether more time has passed than this machine is allowed now.
+    """Return whether more time has passed than is allowed at the current slowness.
 
     Args:
-        since_s: When it began, by `time.monotonic`.
-        allowed_s: How long it may take on a machine that is not busy.
+        since_s: The start, by `time.monotonic`.
+        allowed_s: The allowed time on a machine that is not busy.
     """
     took_s = time.monotonic() - since_s
     return took_s >= allowed_s and took_s >= allowed_s * factor_now()
@@ -54,12 +54,12 @@ def until(
     timeout_s: float = 60,
     pause_s: float = 0.01,
 ) -> T:
-    """Return what ``condition`` returns as soon as it is true.
+    """Call ``condition`` until its result is true; return the result.
 
-    Between looks it pauses, longer where a look costs processor time: others need that.
+    Pauses between calls, longer if a call uses much processor time.
 
     Raises:
-        AssertionError: Not within the time.
+        AssertionError: The condition was not true in time.
     """
     since_s = time.monotonic()
     while True:
@@ -72,11 +72,11 @@ def until(
 
 
 class Slowness:
-    """Measures the machine on a thread of its own while it is entered.
+    """Measures the machine on its own thread, as a context manager.
 
     Attributes:
-        factor: The longest measurement by the reference, at least 1: what bounds in
-            real time are to be multiplied by.
+        factor: The longest measurement relative to the reference, at least 1; bounds in
+            real time are multiplied by it.
     """
 
     def __init__(self) -> None:

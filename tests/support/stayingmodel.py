@@ -1,9 +1,9 @@
-"""A key that stays where it is while the partition count changes (PROTOCOL 10).
+"""A key that does not move while the partition count changes (PROTOCOL 10).
 
-Each entry is folded twice by the product: in the partition with the change, and in one
-that never has any, where the records of the change and of the key that moves are
-entries without a record. Both must have the same verdict about the key that stays, and
-leave the same key; only the generation in its claims differs. So one copy is enough.
+The product folds each entry twice: in a partition with the change, and in one without,
+where entries without a record replace those of the change and of the moving key. Both
+must give the same verdict about the staying key and the same state of it; only the
+generation in its claims differs. So the model keeps the key once.
 """
 
 from functools import cache
@@ -63,8 +63,8 @@ class Kept(NamedTuple):
     """The key that stays, as ``apply`` left it."""
 
     owner: int = NOBODY
-    is_resumed: bool = False  # whether by a second process of its client
-    step: int = 0  # the count of its last claim
+    is_resumed: bool = False  # whether a second process of its client resumed it
+    step: int = 0  # index of the count at its last claim
     age: int = 0
     position: int | None = None
     granted: int | None = None
@@ -78,12 +78,12 @@ class Partition(NamedTuple):
     """The partition with the change."""
 
     phase: str = BEFORE
-    kept: Kept | None = None  # None while nobody has claimed it
-    moving: int | None = None  # age of the key that moves here or away, if known
+    kept: Kept | None = None  # the staying key, None before its first claim
+    moving: int | None = None  # age of the moving key, if known here
 
 
 class StayingModel:
-    """A partition that keys leave, or one that keys come to.
+    """A partition that is a source or a target of the change.
 
     Args:
         counts: Partition count before and after; the partition is number 0.
@@ -132,7 +132,7 @@ class StayingModel:
     # --- the fold
 
     def _fold(self, world, what):
-        """Fold an entry with the change and without; return the partition."""
+        """Fold an entry in both partitions; return the one with the change."""
         state = self._state(world)
         token = self._token(state)
         verdict = self._append(state, what, self._record(world, what))
@@ -152,7 +152,7 @@ class StayingModel:
         return self._after(world, state, kept)
 
     def _plain(self, kept, what):
-        """Return verdict and key in a partition without a change."""
+        """Return the verdict and the key in the partition without the change."""
         world = Partition(kept=kept)
         state = self._state(world)
         verdict = self._append(state, what, self._record(world, what))

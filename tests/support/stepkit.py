@@ -1,4 +1,4 @@
-"""The logs of an open change, and what a reader of all of them writes next."""
+"""The logs of an open change, and the records that a reader of all writes next."""
 
 import msgspec
 from logkit import H, Log, ident, layout_fence, member
@@ -27,7 +27,7 @@ SENDER = {
 
 
 def key_of(before, after, *, group="g", skip=0):
-    """Return a key that moves from one partition of two to another of four."""
+    """Return a key in these partitions under count 2 and under count 4."""
     every = (
         key
         for key in (Key(group, "t", n) for n in range(999))
@@ -38,7 +38,7 @@ def key_of(before, after, *, group="g", skip=0):
 
 
 class Change:
-    """Four logs, of two partitions that become four or the other way round."""
+    """Four logs, for a change from two partitions to four or back."""
 
     def __init__(self, before=2, after=4, *, h=H):
         self.before, self.after, self.h = before, after, h
@@ -69,7 +69,7 @@ class Change:
         return next_steps(self.read(**more), wanted=wanted)
 
     def write(self, steps=None):
-        """Append what is next; return the outcomes."""
+        """Append the next records; return the outcomes."""
         steps = steps or self.steps()
         change, found = steps.change, []
         records = [
@@ -96,20 +96,20 @@ class Change:
 
 
 def held(change, key, client="c1"):
-    """Claim a key where it is placed before the change; return the epoch."""
+    """Claim a key in its old partition; return the epoch."""
     t = place_of(key, partition_count=change.before)
     return change.logs[t].claimed(client, key=key)
 
 
 def finished(change):
-    """Fence, and import everything."""
+    """Append all fences and imports."""
     change.fence()
     change.write()
     return change
 
 
 def over(before=2, after=4):
-    """Fence, and end the change in all partitions."""
+    """Return a change that has ended in all partitions."""
     change = finished(Change(before, after))
     change.move_time(0, FINAL_AFTER_MS)
     change.write()

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def in_thread(call: Callable[[], T]) -> T | InvalidTransition:
-    """Call a function on another thread; return what it returned, or its error."""
+    """Call a function on another thread; return its result or its error."""
     with ThreadPoolExecutor(1) as pool:
         try:
             return pool.submit(call).result(CALL_S)

@@ -1,9 +1,9 @@
-"""Prints what importing and using kafka_marshal changes in the library ``kafka``.
+"""Prints the changes that importing and using kafka_marshal make in library ``kafka``.
 
-A program of its own, so that nothing is imported before it looks. Without an address
-it imports every module of kafka_marshal; with one, it opens clients there as well.
-Prints a line for each attribute of a module or class that is another object, or has
-other contents, than before.
+It is a separate program, so that nothing is imported before its first snapshot. Without
+an address it imports every module of kafka_marshal; with one, it also opens clients
+there. It prints a line for each attribute of a module or class that is another object,
+or has other contents, than before.
 """
 
 import importlib
@@ -16,9 +16,9 @@ import kafka
 WAIT_MS = 60_000
 # Optional parts, whose libraries need not be installed.
 EXTRAS = (ImportError,)
-# What the library fills by itself when a request is first made.
+# Attributes that the library fills by itself at its first request.
 CACHES = {"_VERSIONS", "_response_class_registry"}
-# What each producer replaces by itself when it is collected, closed or not.
+# Attributes that each producer replaces when it is garbage-collected.
 REPLACED = {("kafka.producer.kafka", "log")}
 PYTHONS_OWN = {"__builtins__", "__warningregistry__"}
 
@@ -31,7 +31,7 @@ def import_all(package):
 
 
 def contents(value):
-    """Return what a plain container holds, by identity; None for anything else."""
+    """Return the identities of a plain container's items; None for other values."""
     if type(value) is dict:
         return {repr(key): id(item) for key, item in value.items()}
     if type(value) in {list, set, tuple}:
@@ -40,7 +40,7 @@ def contents(value):
 
 
 def snapshot():
-    """Return every attribute of the library's modules and classes, kept alive."""
+    """Return all attributes of the library's modules and classes, with references."""
     found, classes = {}, set()
 
     def look(where, owner):
@@ -68,7 +68,7 @@ def differences(before, after):
 
 
 def use_plainly(servers, topic):
-    """Use the library by itself, so that what it keeps for later is there."""
+    """Use the library alone, so that its caches are filled."""
     from kafka.admin import KafkaAdminClient
 
     producer = kafka.KafkaProducer(bootstrap_servers=servers)

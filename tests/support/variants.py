@@ -1,7 +1,7 @@
-"""Broken variants of the protocol (PROTOCOL 11), to be planted in tests only.
+"""Broken variants of the product's rules, which tests plant (see variants.md).
 
-Each replaces functions of the product by ones that obey a tempting, wrong rule.
-A search or a simulation that does not catch one of them proves nothing.
+Each replaces functions of the product by ones with a plausible but wrong rule. A search
+or a simulation that does not catch one of them proves nothing about that rule.
 """
 
 import re
@@ -57,7 +57,7 @@ TABLES = Path(__file__).with_name("variants.md")
 
 
 def listed(table):
-    """Return a table of variants.md: by each variant, the cells beside its name."""
+    """Return a table of variants.md: for each variant, the cells after its name."""
     _, found, rest = TABLES.read_text().partition(f"<!-- table: {table} -->\n")
     assert found, f"no table of {table}"
     lines = rest.partition("\n\n")[0].split("\n")
@@ -67,7 +67,7 @@ def listed(table):
 
 
 def drop_refusal(patch, module, name, *, reason):
-    """Have a judge of the product accept what it refuses for one reason."""
+    """Let a judge of the product accept records that it refuses for one reason."""
     plain = getattr(module, name)
 
     def judge(*given, **named):
@@ -78,7 +78,7 @@ def drop_refusal(patch, module, name, *, reason):
 
 
 def any_beat_owns(patch):
-    """No epoch check on heartbeats: any sender counts as the owner."""
+    """No epoch check on heartbeats: any sender becomes the owner."""
     plain = judging.mismatch
 
     def mismatch(state, record, *, key):
@@ -95,7 +95,7 @@ def any_beat_owns(patch):
 
 
 def renew_while_paused(patch):
-    """An owner takes a beat for a renewal although its group is paused."""
+    """An owner treats a heartbeat as a renewal although its group is paused."""
     plain = Claim.on_beat_verdict
 
     def on_beat_verdict(self, transition, **rest):
@@ -107,7 +107,7 @@ def renew_while_paused(patch):
 
 
 def renew_to_an_earlier_end(patch):
-    """A renewal counts from its own time, although the lease was longer."""
+    """A renewal counts from its own time, although the lease ended later."""
 
     def renew(self, now_ms, heartbeat_interval_ms):
         self.renewed_ms = now_ms
@@ -117,12 +117,12 @@ def renew_to_an_earlier_end(patch):
 
 
 def keep_the_last_era_alone(patch):
-    """A Config drops the eras that claims from before the last one have."""
+    """A Config drops the eras of claims before the last Config."""
     patch.setattr(state_of_the_log, "end_era", lambda _, ended, *, epochs: (ended,))
 
 
 def renew_in_the_fold(patch):
-    """The fold lets beats renew while their group is paused."""
+    """The fold lets heartbeats renew while their group is paused."""
 
     def renewal(state, key):
         del key
@@ -132,7 +132,7 @@ def renew_in_the_fold(patch):
 
 
 def renew_on_ack(patch):
-    """The broker's acknowledgement renews, whatever the fold would say."""
+    """The broker's acknowledgement renews a lease, without the fold's verdict."""
     plain_tick = session.Session.tick
 
     def send(self, partition, make, *, key=None):
@@ -171,14 +171,14 @@ def _epochs(record):
 
 
 def renew_locally(claim: Claim, sent_ms: int):
-    """Take a beat for a renewal without asking the log."""
+    """Renew a claim without the verdict of the log."""
     if claim.is_owned and sent_ms > claim._base_ms:
         claim._base_ms = sent_ms
         claim.lease = Lease.since(sent_ms, claim.heartbeat_interval_ms)
 
 
 def lease_from_read_back(patch):
-    """The lease counts from when the own record was read, not sent."""
+    """The lease counts from the time when the record was read back, not sent."""
     plain = Claim.on_claim_verdict
 
     def on_claim_verdict(self, transition, *, seq, now_ms, **rest):
@@ -199,12 +199,12 @@ def lease_from_read_back(patch):
 
 
 def sender_judges(patch):
-    """The fold trusts that the claimant has seen the owner stale."""
+    """The fold relies on the claimant's judgement that the owner is stale."""
     drop_refusal(patch, judging, "_judge_known", reason="held")
 
 
 def beat_restarts(patch):
-    """A bare heartbeat of the same client_id takes the key up after a restart."""
+    """After a restart, a heartbeat of the same client_id resumes the key."""
     plain = judging.mismatch
 
     def mismatch(state, record, *, key):
@@ -233,7 +233,7 @@ def grant_again(patch):
 
 
 def process_without_grant(patch):
-    """What was asked for is processed at once; the answer is not awaited."""
+    """Requested offsets are processed at once, before the verdict."""
     plain = AtMostOnce.request
 
     def request(self, seq, last, **sent):
@@ -250,7 +250,7 @@ def process_without_grant(patch):
 
 
 def grant_by_number(patch):
-    """A grant is matched by incarnation and seq, not by its grantee."""
+    """A grant is matched by incarnation and seq, not by grantee."""
 
     def on_verdict(self, verdict, **_request):
         self._requests.clear()
@@ -264,7 +264,7 @@ def grant_by_number(patch):
 
 
 def pipeline_without_anchor(patch):
-    """Several requests are under way although the log has no position yet."""
+    """Several requests are in flight although the log has no position yet."""
 
     def may_request(self, depth):
         return len(self._requests) < depth
@@ -273,7 +273,7 @@ def pipeline_without_anchor(patch):
 
 
 def hand_out_after_the_soft_stop(patch):
-    """An owner hands out until its lease ends, or beyond."""
+    """An owner hands out as long as it holds the claim, past the soft stop."""
 
     def may_hand_out(self, now_ms):
         return self.phase is Phase.HELD
@@ -282,7 +282,7 @@ def hand_out_after_the_soft_stop(patch):
 
 
 def ask_beyond_the_span(patch):
-    """A request asks for all that was fetched, however much the log may grant."""
+    """A request names all fetched offsets, more than the log may grant at once."""
     patch.setattr(AtMostOnce, "last_within", lambda self, last, span: last)
 
 
@@ -310,7 +310,7 @@ def _match_requests(patch, fits):
 
 
 def take_any_position(patch):
-    """A sidecar takes what a client says of a key, under whatever claim."""
+    """A sidecar records a client's position under any claim of the key."""
 
     def record_position(self, client, record):
         lease = client.leases.get(Key(self.group_id, record.topic, record.partition))
@@ -322,7 +322,7 @@ def take_any_position(patch):
 
 
 def mark_what_is_handed_out(patch):
-    """Records that the application still has are reported as processed."""
+    """Records that the application still processes are reported as processed."""
     plain = AtMostOnce._use_up
 
     def _use_up(self, offset):
@@ -333,7 +333,7 @@ def mark_what_is_handed_out(patch):
 
 
 def begin_as_if_now(patch):
-    """A start from a kept state counts its claims as renewed just now."""
+    """A start from a kept state treats its claims as renewed just now."""
     plain = kept_states.world_of
 
     def world_of(kept, log_range):
@@ -346,7 +346,7 @@ def begin_as_if_now(patch):
 
 
 def no_quiet_after_a_reset(patch):
-    """What a Reset took from its owners can be claimed at once."""
+    """After a Reset, keys can be claimed before the leases of their owners end."""
     plain = fold_resets._install
 
     def install(state, carried, *, leader_epoch):
@@ -360,7 +360,7 @@ FAR_LEVEL = 2**31
 
 
 def apply_later_versions(patch):
-    """The fold takes what it does not know for the version that it knows."""
+    """The fold reads records of an unknown version as the known version."""
     plain = rationalizer.decode
 
     def decode_any(value):
@@ -376,18 +376,18 @@ def apply_later_versions(patch):
 
 
 def apply_above_the_level(patch):
-    """The fold applies every record that it knows, whatever level is in force."""
+    """The fold applies all known records, also those above the level in force."""
     for record, (fold, _) in list(rationalizer._HANDLERS.items()):
         patch.setitem(rationalizer._HANDLERS, record, (fold, 1))
 
 
 def follow_any_config(patch):
-    """The fold goes on behind a Config whose level it does not know."""
+    """The fold continues after a Config whose level it does not know."""
     patch.setattr(fold_groups, "SUPPORTED_LEVEL", FAR_LEVEL)
 
 
 def go_on_halted(patch):
-    """The engine goes on, with a replica that has halted."""
+    """The engine continues with a replica that has halted."""
     patch.setattr(engine, "check_halt", lambda _: None)
 
 
@@ -397,7 +397,7 @@ def begin_behind_a_halt(patch):
 
 
 def halt_late(patch):
-    """A reader halts at the record behind the Config."""
+    """A reader halts at the record after the Config, not at the Config."""
     plain, due = replica.apply, {}
 
     def apply(state, entry):
@@ -414,7 +414,7 @@ def halt_late(patch):
 
 
 def halt_early(patch):
-    """A reader that has read of the Config halts at the record before it."""
+    """A reader halts at the record before the Config, not at the Config."""
     plain = engine.Engine._fold
 
     def fold(self, runs):
@@ -434,7 +434,7 @@ def halt_early(patch):
 
 
 def believe_any_file(patch):
-    """A process uses a file of its host without checking it against the log."""
+    """A process uses a state file of its host without comparing it with the log."""
     patch.setattr(kept_states, "_unproven", lambda log, states, **_: [])
 
 
@@ -452,12 +452,12 @@ def _read_first(self, partition):
 
 
 def keep_claims_of_a_deleted_topic(patch):
-    """A claim goes on although its topic was deleted, and another has its name."""
+    """A claim continues after its topic was deleted and created again."""
     patch.setattr(session.Session, "_give_topic_up", lambda *_: None)
 
 
 def fetch_by_name(patch):
-    """Records are fetched from whichever topic has the name now."""
+    """Records are fetched by topic name, without the topic_id of the claim."""
 
     def seek(self, reader, offset):
         reader.seek(self.partition, offset, token=self.holding.claim.token)
@@ -466,7 +466,7 @@ def fetch_by_name(patch):
 
 
 def keep_the_position_in_an_earlier_topic(patch):
-    """The fold takes a position along from one topic to the next of its name."""
+    """The fold keeps the position of a key when its topic_id changes."""
     plain = fold_keys._install_owner
 
     def install_owner(step, record, known):
@@ -481,7 +481,7 @@ def keep_the_position_in_an_earlier_topic(patch):
 
 
 def _wrap(patch, record, fold):
-    """Fold a record with ``fold``, which gets the product's own one first."""
+    """Fold a type of record with ``fold``, which gets the product's fold first."""
     plain, level = rationalizer._HANDLERS[record]
 
     def wrapped(step, record):
@@ -497,12 +497,12 @@ def _forget_operation(state, group_id, op_id):
 
 
 def commit_per_partition(patch):
-    """Each coordinating partition commits what it has, without a Decide."""
+    """Each coordinating partition commits its own locks, without a Decide."""
     patch.setattr(fold_positions, "_is_home", lambda *_, **__: False)
 
 
 def pause_again(patch):
-    """An operation that is over pauses its group once more."""
+    """An operation that has ended pauses its group again."""
 
     def fold(plain, step, record):
         if record.group_id in step.state.groups:
@@ -513,7 +513,7 @@ def pause_again(patch):
 
 
 def forget_operations_at_home(patch):
-    """The home forgets an operation as soon as it is over."""
+    """The home forgets an operation as soon as it has ended."""
     plain = fold_groups.end_operation
 
     def end_operation(state, group_id, *, op_id, offset):
@@ -526,7 +526,7 @@ def forget_operations_at_home(patch):
 
 
 def stage_a_held_key(patch):
-    """A Stage takes the key from an owner that is not stale."""
+    """A Stage locks a key whose owner is not stale."""
     drop_refusal(patch, fold_positions, "_refusal", reason="held")
 
 
@@ -561,7 +561,7 @@ def stage_over_a_lock(patch):
 
 
 def stage_what_is_free(patch):
-    """A Stage locks the keys that it can, not all of them or none."""
+    """A Stage locks those of its keys that are free, not all or none."""
 
     def fold(plain, step, record):
         whole = plain(step, record)
@@ -593,17 +593,17 @@ def _allow_after_the_end(patch, record):
 
 
 def stage_after_the_end(patch):
-    """A Stage that lands after its operation is over locks its keys."""
+    """A Stage that lands after the end of its operation locks its keys."""
     _allow_after_the_end(patch, StagePosition)
 
 
 def decide_after_the_pause(patch):
-    """A Decide is accepted although the pause is over."""
+    """A Decide is accepted after the end of the pause."""
     _allow_after_the_end(patch, DecidePosition)
 
 
 def decide_over_a_verdict(patch):
-    """A Decide replaces a verdict that is not resolved yet."""
+    """A Decide replaces an unresolved verdict."""
 
     def fold(plain, step, record):
         group = step.state.groups[record.group_id]
@@ -619,7 +619,7 @@ def decide_over_a_verdict(patch):
 
 
 def drop_the_verdict_with_the_pause(patch):
-    """The verdict of an operation goes when its pause runs out."""
+    """The verdict of an operation is dropped when its pause ends."""
     plain = fold_groups.end_operation
 
     def end_operation(state, group_id, *, op_id, offset):
@@ -632,7 +632,7 @@ def drop_the_verdict_with_the_pause(patch):
 
 
 def keep_the_owner_of_a_staged_key(patch):
-    """A Stage leaves the stale owner, who may be granted offsets later."""
+    """A Stage keeps the stale owner, which may be granted offsets later."""
     plain = fold_positions._lock
 
     def lock(step, named, lock):
@@ -645,7 +645,7 @@ def keep_the_owner_of_a_staged_key(patch):
 
 
 def keep_granted(patch):
-    """A commit sets the position, and leaves what was granted."""
+    """A commit sets the position, but keeps the granted offset."""
     plain = fold_positions._unlock
 
     def unlock(known, *, commits):
@@ -657,7 +657,7 @@ def keep_granted(patch):
 
 
 def keep_an_earlier_previous(patch):
-    """A commit leaves what an earlier operation replaced for its undo."""
+    """A commit keeps the previous position of an earlier operation, for its undo."""
     plain = fold_positions._unlock
 
     def unlock(known, *, commits):
@@ -669,7 +669,7 @@ def keep_an_earlier_previous(patch):
 
 
 def claim_a_locked_key(patch):
-    """A key that is locked can be claimed once the pause is over."""
+    """A locked key can be claimed after the end of the pause."""
     plain = judging._judge_known
 
     def judge(state, known, record):
@@ -683,12 +683,12 @@ def claim_a_locked_key(patch):
 
 
 def forget_a_locked_key(patch):
-    """A ForgettingPartition drops a key that is locked."""
+    """A ForgettingPartition drops a locked key."""
     drop_refusal(patch, judging, "judge_forgetting", reason="locked")
 
 
 def forget_a_silent_key_that_is_locked(patch):
-    """A key that is locked is dropped for its silence."""
+    """A locked key is dropped after ``forget_ms``."""
 
     def is_forgettable(known):
         return known.owner is None and known.granted is None
@@ -734,7 +734,7 @@ def resolve_any_lock(patch):
 
 
 def resolve_one_key(patch):
-    """A commit sets the first key that is locked, and unlocks the others."""
+    """A commit sets the first locked key, and only unlocks the others."""
     plain_unlock = fold_positions._unlock
 
     def fold(plain, step, record):
@@ -752,7 +752,7 @@ def resolve_one_key(patch):
 
 
 def ignore_a_resolve_after_the_pause(patch):
-    """A Resolve is ignored where the pause has run out, whatever is locked."""
+    """A Resolve is ignored after the end of the pause, also if keys are locked."""
 
     def fold(plain, step, record):
         group = step.state.groups.get(record.group_id)
@@ -764,7 +764,7 @@ def ignore_a_resolve_after_the_pause(patch):
 
 
 def abort_what_is_decided(patch):
-    """The home obeys an abort that comes after its own verdict."""
+    """The home accepts an abort after its own verdict to commit."""
 
     def fold(plain, step, record):
         group = step.state.groups[record.group_id]
@@ -777,7 +777,7 @@ def abort_what_is_decided(patch):
     _wrap(patch, ResolvePosition, fold)
 
 
-# --- of the members that finish what an admin left
+# --- mistakes of members that resolve operations without their admin
 
 
 def leave_it_to_the_admin(patch):
@@ -786,7 +786,7 @@ def leave_it_to_the_admin(patch):
 
 
 def resolve_without_the_home(patch):
-    """A member aborts what is locked, whatever the home shows."""
+    """A member aborts locks without regard to the home."""
 
     def left(worlds, operation, *, home):
         del home
@@ -834,12 +834,12 @@ def abort_what_the_home_does_not_know(patch):
 
 
 def disturb_an_admin_that_lives(patch):
-    """A member aborts what is undecided, though its pause lasts."""
+    """A member aborts an undecided operation before the end of its pause."""
     patch.setattr(resolver, "may_be_decided", lambda *_, **__: False)
 
 
 def renew_a_fenced_client(patch):
-    """A heartbeat of a fenced process renews, and it is granted offsets."""
+    """A fenced process renews by heartbeats, and is granted offsets."""
     patch.setattr(fold_keys, "_is_owner_fenced", lambda state, key: False)
 
 
@@ -854,7 +854,7 @@ def hand_out_though_fenced(patch):
 
 
 def begin_over_another_operation(patch):
-    """A scheduled pause that is due replaces the one that lasts."""
+    """A scheduled pause that is due replaces an open one."""
     move = fold_groups.move_pauses
 
     def move_pauses(state, offset):
@@ -879,7 +879,7 @@ def never_begin(patch):
 
 
 def claim_only_what_the_policy_names(patch):
-    """Keys that no policy names are left free."""
+    """Members do not claim keys that no policy names."""
     patch.setattr(coverage.CoverageRule, "claims", lambda *_, **__: {})
 
 

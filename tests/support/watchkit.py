@@ -1,4 +1,4 @@
-"""A coordination log in memory that a test writes to while a watch follows it."""
+"""A coordination log in memory for tests of ``watch``."""
 
 from logkit import config
 
@@ -12,7 +12,7 @@ TOPIC = "__marshal"
 
 
 class Story:
-    """A log that somebody writes while a watch follows it."""
+    """A log to which a test appends while a watch follows it."""
 
     def __init__(self, *, partitions=1, level=1):
         self.clock = VirtualClock()
