@@ -1,5 +1,8 @@
 """How members take part in a change of the partition count (PROTOCOL 10)."""
 
+from collections import Counter
+from functools import partial
+
 import msgspec
 import pytest
 from countkit import (
@@ -49,6 +52,7 @@ from kafka_marshal.protocol.records import (
     ReleasingPartition,
 )
 from kafka_marshal.protocol.snapshot import to_bytes
+from kafka_marshal.protocol.types import Key
 
 
 def fleet(names="ab", before=2, *, delivery=ALO, records=20, **rest):
@@ -230,9 +234,29 @@ def test_keys_of_a_new_topic_are_claimed_during_a_change():
     cluster.run_until(
         lambda: goes_on([reading, other]) and len(other.node.held) == 8, 2 * H
     )
+    assert not is_over(cluster)
     run_until_over(cluster, [reading, other])
     goes_on([other])
     assert len(other.offsets) == 24
+    fences = dict(of_kind(cluster, LayoutFence, "layout_fenced"))
+    dones = {
+        (t, line.record.source): line
+        for t, line in of_kind(cluster, LayoutDone, "layout_done")
+    }
+    claims = [
+        (t, line)
+        for t, line in of_kind(cluster, ClaimingPartition)
+        if line.record.topic == "u"
+    ]
+    assert len(claims) == 8, "none was too early"
+    for t, line in claims:
+        # A key that moves may be in its source until the target is done with that.
+        key = Key("g", "u", line.record.partition)
+        source = place_of(key, partition_count=2)
+        awaited = fences[t] if source == t else dones[t, source]
+        assert line.transition.effect == "claimed"
+        assert t == place_of(key, partition_count=4)
+        assert line.offset > awaited.offset
 
 
 def test_a_member_that_starts_during_the_change_gets_its_share():
@@ -291,8 +315,10 @@ def test_all_keys_have_owners_under_plans_after_a_change(before, after):
         lambda: goes_on(readings) and None not in owners(cluster).values(), 9 * H
     )
     cluster.run(2 * H)
+    who = owners(cluster)
     resize(cluster, after)
     run_until_over(cluster, readings, within_ms=9 * H)
+    assert owners(cluster) == who
     late = Reading(cluster, "d")
     readings.append(late)
     cluster.run_until(lambda: goes_on(readings) and late.node.held, 9 * H)
@@ -318,25 +344,28 @@ def test_repeated_changes_neither_lose_nor_repeat_records():
     assert all(reading.node.engine.failure is None for reading in readings)
 
 
-def test_members_announce_the_new_generation_to_the_new_home():
-    cluster, (reading,) = fleet("a")
-    goes_on([reading])
-    homes = reading.node.engine.context.homes_of
-    assert len(homes("g")) == 1
+def test_members_announce_the_new_generation_to_the_homes_under_both_counts():
+    before, after = (home_partition("g1", partition_count=k) for k in (2, 4))
+    assert before != after
+    cluster = level_two(2, records=[20] * 8)
+    node = cluster.node("a", group_id="g1", spec=spec())
+    cluster.run_until(held_by(node, 8), 5 * H)
+
+    def announced():
+        return [
+            (t, line.record.labels["layout"])
+            for t, line in of_kind(cluster, Member, "member")
+        ]
+
+    assert set(announced()) == {(before, "1")}
     resize(cluster, 4)
-    cluster.run(200)
-    open_homes = homes("g")
-    assert len(open_homes) == len(set(open_homes))
-    run_until_over(cluster, [reading])
+    cluster.run_until(lambda: is_over(cluster), 4 * H)
+    assert set(announced()) == {(before, "1"), (before, "2"), (after, "2")}
+    counts = Counter(announced())
     cluster.run(H)
-    (home,) = homes("g")
-    members = fold(cluster, home).live_members("g")
+    assert (Counter(announced()) - counts).keys() == {(after, "2")}
+    members = fold(cluster, after).live_members("g1")
     assert [member.record.client_id for member in members] == ["a"]
-    labels = {
-        line.record.labels.get("layout")
-        for _, line in of_kind(cluster, Member, "member")
-    }
-    assert labels == {"1", "2"}
 
 
 def test_a_lost_fence_of_partition_0_is_appended_again():
@@ -447,8 +476,13 @@ def test_an_import_read_before_the_engine_is_ready_causes_no_failure():
     assert not late.engine.is_ready
     assert late.engine.failure is None
     late.log.lags_ms.clear()
+    claims_of = partial(of_kind, cluster, ClaimingPartition)
+    assert {line.record.client_id for _, line in claims_of()} == {"a"}
     run_until_over(cluster, [reading], within_ms=20 * H)
     assert late.engine.is_ready
+    cluster.run_until(lambda: goes_on([reading]) and held_by(late, 4)(), 5 * H)
+    assert {line.transition.effect for _, line in claims_of()} == {"claimed"}
+    assert reading.lost == []
 
 
 def test_a_member_follows_the_newest_count_while_a_partition_has_no_config():

@@ -90,9 +90,6 @@ def test_a_renewal_does_not_set_the_begin_of_a_pause_from_a_kept_state():
     replica.notes.take(replace(pause(UNTIL), tags=ADA), START_MS + 9)
     (note,) = replica.notes.by_name.values()
     assert (*note[:3], note.renewed_by) == (None, "ada", None, None)
-    replica.notes.take(replace(pause(UNTIL, client="other"), tags=BOB), START_MS + 9)
-    (note,) = replica.notes.by_name.values()
-    assert (*note[:3], note.renewed_by) == (None, "ada", None, "bob")
 
 
 def test_a_renewal_by_another_client_does_not_set_the_person():

@@ -36,8 +36,8 @@ from kafka_marshal.protocol.state import ACCEPTED, WorldState
 from simulator.fakestore import AppendFate
 
 ELSEWHERE = "elsewhere"
+# A random part of an interval, and three steps of records.
 SOON_MS = 2 * H
-"""A random part of an interval, and three steps of records."""
 
 
 @pytest.fixture(name="cluster")

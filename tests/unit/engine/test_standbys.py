@@ -212,6 +212,21 @@ def test_hosts_of_live_members_are_kept_beyond_the_limit(cluster, monkeypatch):
     assert nodes["a"].session._standbys._hosts.keys() == {"a", "b", "c"}
 
 
+def test_hosts_of_members_that_are_gone_are_forgotten_beyond_the_limit(
+    cluster, monkeypatch
+):
+    """Until then they are kept: such a member may still own keys."""
+    monkeypatch.setattr(standbys, "HOSTS_MAX", 3)
+    nodes, _ = fleet(cluster, "abc")
+    cluster.crash(nodes["c"])
+    cluster.run(4 * H)
+    hosts = nodes["a"].session._standbys._hosts
+    assert hosts.keys() == {"a", "b", "c"}
+    cluster.node("d", spec=standing(Application()))
+    cluster.run(4 * H)
+    assert hosts.keys() == {"a", "b", "d"}
+
+
 def test_a_member_on_another_host_stands_by(cluster):
     host = {"a": "h1", "b": "h1", "c": "h2", "d": "h2"}
     nodes, _ = fleet(cluster, "abcd", host=host)

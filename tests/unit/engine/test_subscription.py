@@ -490,7 +490,7 @@ def test_a_named_successor_that_failed_claims_nothing():
 # --- Reasons ---
 
 
-def test_accepted_claims_are_noted_with_reasons():
+def test_claims_and_releases_have_reasons():
     cluster = world(records=[1] * 2)
     a = cluster.node("a", spec=spec())
     cluster.run_until(held_by(a, 2), H)
@@ -503,6 +503,8 @@ def test_accepted_claims_are_noted_with_reasons():
     b = cluster.node("b", spec=spec())
     cluster.run_until(held_by(b, 1), H)
     (key,) = b.held
+    (release,) = of(cluster, "a", ReleasingPartition)
+    assert release.record.reason == "surplus: 2 held, share 1 of 2 among 2"
     assert fold(cluster).soft.notes[key].reason == "handed over by a; free"
     cluster.crash(a)
     cluster.run_until(held_by(b, 2), 4 * H)

@@ -7,7 +7,12 @@ import pytest
 from enginekit import ALO, AMO, KEY, T0, H, held_by, of, spec, world
 
 from kafka_marshal.engine import topics
-from kafka_marshal.engine.topics import TopicCallback, matching_topics
+from kafka_marshal.engine.topics import (
+    RECHECK_MS,
+    TopicCallback,
+    TopicWatch,
+    matching_topics,
+)
 from kafka_marshal.errors import CoordinationError, PositionError
 from kafka_marshal.protocol.records import ClaimingPartition, Member
 from kafka_marshal.protocol.types import Key, TopicPartition
@@ -63,13 +68,29 @@ def test_a_pattern_that_matches_nothing_waits_for_topics():
     cluster.run_until(held_by(node, 1), 2 * H)
 
 
-def test_a_deleted_topic_of_a_pattern_is_dropped_and_reported():
+@pytest.mark.parametrize(("is_doubted", "count"), [(False, 2), (True, 1)])
+def test_a_deleted_topic_of_a_pattern_is_dropped_and_reported(
+    monkeypatch, is_doubted, count
+):
+    """One look-up is enough if a fetch did not find the topic either."""
     cluster = world(topic="orders-a", records=[1])
     cluster.fill("orders-b", [1])
     node = following(cluster)
     cluster.run_until(held_by(node, 2), H)
     cluster.kafka.delete_topic("orders-b")
+    if is_doubted:
+        node.session.subscriptions[0].doubt("orders-b")
+    monkeypatch.setattr(TopicWatch, "doubt", lambda *_: False)
+    look_ups, look_up = [], node.data.topics
+
+    def counted(timeout_ms):
+        look_ups.append(cluster.clock.now_ms())
+        return look_up(timeout_ms)
+
+    node.data.topics = counted
     cluster.run_until(lambda: held_topics(node) == {"orders-a"}, 4 * H)
+    assert len(look_ups) == count
+    assert look_ups[-1] - look_ups[0] == (count - 1) * RECHECK_MS
     (event,) = node.observer.named("topic_gone")
     assert event.fields == {"topic": "orders-b"}
     (ending,) = [e.fields["ending"] for e in node.observer.named("claim_ended")]
