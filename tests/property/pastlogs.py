@@ -32,6 +32,8 @@ class RandomLog:
     Attributes:
         entries: All entries ever written.
         checkpoints: Pairs of the offsets of Begin and End.
+        begins: Offsets of fences with which the partition began again, also its clocks
+            (PROTOCOL 10.2): later states do not tell how late earlier entries were.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class RandomLog:
         self._state = WorldState(partition)
         self.entries: list[LogEntry] = []
         self.checkpoints: list[tuple[int, int]] = []
+        self.begins: list[int] = []
         while len(self.entries) < length:
             if self._state.config is not None and rng.random() < 0.08:
                 self._write_checkpoint()
@@ -53,10 +56,18 @@ class RandomLog:
         """Replay all entries up to an offset."""
         return self._replay(e for e in self.entries if e.offset <= offset)
 
-    def at_time(self, time_ms: int) -> WorldState:
-        """Replay all entries before the first one that was appended later."""
-        earlier = takewhile(lambda e: not _is_later(e, time_ms), self.entries)
-        return self._replay(earlier)
+    def at_time(self, time_ms: int, *, begin: int = 0) -> WorldState:
+        """Replay all entries before the first one that was appended later.
+
+        Args:
+            time_ms: The time.
+            begin: Entries before this offset do not count as later.
+        """
+        return self._replay(
+            takewhile(
+                lambda e: e.offset < begin or not _is_later(e, time_ms), self.entries
+            )
+        )
 
     def knows(self, state: WorldState, start: int) -> bool:
         """Return whether a reader can know a state if the log starts at an offset."""
@@ -131,7 +142,10 @@ class RandomLog:
 
     def _take(self, entry: LogEntry) -> None:
         self.entries.append(entry)
+        append_time_ms = self._state.append_time_ms
         apply(self._state, entry)
+        if self._state.append_time_ms < append_time_ms:
+            self.begins.append(entry.offset)
 
 
 def _is_later(entry: LogEntry, time_ms: int) -> bool:
