@@ -148,7 +148,7 @@ class AtLeastOnce:
     def skip(self, first: int, last: int) -> None:
         """Record that no records exist from ``first`` to ``last``.
 
-        The position passes them once everything before is committed (PROTOCOL 6.1).
+        The position passes them once all handed out is committed (PROTOCOL 6.1).
         A range that is not adjacent to the known offsets changes nothing.
         """
         if self._runs:

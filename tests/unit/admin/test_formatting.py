@@ -38,13 +38,14 @@ def test_every_partition_gets_the_same_config():
     assert (config.heartbeat_interval_ms, config.limit("keys")) == (500, 7)
 
 
-def test_completing_a_torn_format_keeps_the_person_who_began_it():
+def test_a_torn_format_is_completed_as_the_person_who_began_it_wanted():
     cluster = blank()
     config, _ = formatted(cluster, tags=person_to_tags("ada"))
     assert person_of(config) == "ada"
     torn = blank()
     write(torn, config)
-    completed, follower = formatted(torn, tags=person_to_tags("bob"))
+    other = attrs.evolve(WANTED, heartbeat_interval_ms=700, limits={})
+    completed, follower = formatted(torn, other, tags=person_to_tags("bob"))
     assert {each.config for each in follower.worlds} == {completed} == {config}
 
 
@@ -65,13 +66,6 @@ def test_an_unused_partition_without_its_first_records_is_ignored():
     cluster.kafka.delete_records(cluster.place(3), before=1)
     again, follower = formatted(cluster, ignore_formatted=True)
     assert (again, follower.log_start_missing) == (config, [3])
-
-
-def test_a_torn_format_is_completed():
-    cluster = blank()
-    write(cluster, msgspec.structs.replace(cluster.config, cluster_id="c"))
-    config, follower = formatted(cluster)
-    assert follower.worlds[1].config == config
 
 
 @pytest.mark.parametrize("gap", [1, 2])

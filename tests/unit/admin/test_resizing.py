@@ -775,19 +775,13 @@ def test_pauses_and_settings_are_refused_while_a_change_is_open():
 def test_an_old_change_in_a_retired_partition_is_not_an_open_one():
     cluster = filled(8)
     with pytest.raises(Died):
-        Tool(cluster, left=change_steps(8, 4) - 1).resize(4)
+        Tool(cluster, left=steps_of(8, 4) - 1).resize(4)
     Tool(cluster).resize(4)
     worlds = {t: fold(cluster, t) for t in range(8)}
     require_no_change(worlds)
     worlds[7].layout = object()
     worlds[7].config = msgspec.structs.replace(worlds[7].config, generation=1)
     require_no_change(worlds)
-
-
-def change_steps(before, after):
-    tool = Tool(filled(before))
-    tool.resize(after)
-    return tool.sent
 
 
 # --- messages

@@ -13,7 +13,6 @@ from logkit import (
     Log,
     beat,
     claim,
-    config,
     ident,
     pause,
     release,
@@ -259,30 +258,6 @@ def test_renew_until_sets_any_deadline_and_limit_only_shortens_it():
 
 
 # --- Leases ---
-
-
-@pytest.mark.parametrize(
-    ("h", "soft_ms", "hard_ms"),
-    [
-        # Two intervals, less 0.1 % of drift (rounded up), less max(50 ms, 5 % of them).
-        pytest.param(60_000, 105_000, 120_000 - 120 - 6_000, id="production"),
-        pytest.param(2_000, 3_500, 4_000 - 4 - 200, id="demo"),
-        pytest.param(1_000, 1_750, 2_000 - 2 - 100, id="one-second"),
-        pytest.param(501, 876, 1_002 - 2 - 51, id="rounded-against-us"),
-        pytest.param(500, 875, 1_000 - 1 - 50, id="margins-meet"),
-        pytest.param(200, 349, 400 - 1 - 50, id="least-margin"),
-        pytest.param(40, 29, 80 - 1 - 50, id="soft-is-never-behind-hard"),
-        pytest.param(10, 0, 0, id="too-short-to-be-of-use"),
-        pytest.param(1, 0, 0, id="shortest"),
-    ],
-)
-def test_the_interval_determines_both_deadlines_of_a_lease(h, soft_ms, hard_ms):
-    base_ms = 5_000
-    lease = Lease.since(base_ms, h)
-    assert lease.soft_until_ms == base_ms + soft_ms
-    assert lease.hard_until_ms == base_ms + hard_ms
-    # Less than the log allows, even if clocks drift by 0.1 %.
-    assert hard_ms <= 2 * h * 0.999
 
 
 def test_hand_outs_end_at_the_soft_deadline_and_the_claim_at_the_hard_one():
@@ -668,7 +643,6 @@ def test_a_restarted_claimant_resumes_its_claim():
 def test_an_estimate_needs_no_config():
     state = WorldState(0)
     assert estimate(state, KEY, elapsed_ms=0, claimant=ME).wait_ms == 0
-    assert config().generation == 1
 
 
 def test_the_estimated_wait_lasts_until_the_quiet_time_of_a_reset_ends():

@@ -250,7 +250,7 @@ def test_limits_are_an_array_of_exactly_eight():
 
 
 @pytest.mark.parametrize(
-    ("name", "is_valid"),
+    ("name", "size"),
     [
         pytest.param("resume_hash", 31, id="31 bytes of hash"),
         pytest.param("resume_hash", 33, id="33 bytes of hash"),
@@ -258,9 +258,9 @@ def test_limits_are_an_array_of_exactly_eight():
         pytest.param("topic_id", 17, id="17 bytes of id"),
     ],
 )
-def test_bytes_of_another_size_are_not_encoded(name, is_valid):
+def test_bytes_of_another_size_are_not_encoded(name, size):
     with pytest.raises(MalformedRecord):
-        encode(replace(claim(), **{name: bytes(is_valid)}))
+        encode(replace(claim(), **{name: bytes(size)}))
 
 
 @pytest.mark.parametrize(

@@ -317,7 +317,7 @@ def test_the_position_does_not_pass_uncommitted_records_behind_a_gap():
     it.skip(1, 1)
     it.hand_out(2, 2)
     commit(it, 0)
-    assert it.position in {1, 2}
+    assert it.position == 1
     commit(it, 2)
     assert it.position == 3
 

@@ -259,11 +259,14 @@ def test_a_reset_to_a_state_with_staged_parts_is_refused():
 
 def test_damaged_resets_never_raise_and_never_replace_the_state():
     log, records = story()
-    for record in records[:3]:
+    for at, record in enumerate(records):
         for data in (b"\xc1", b"\x95" * 50, record.data[::-1]):
-            log.append(replace(record, data=data, number=0, part_count=1))
-            log.append(replace(record, data=data))
-    assert log.state.staging is None or len(log.state.staging.parts) <= 3
+            damaged = replace(record, data=data)
+            whole = replace(damaged, number=0, part_count=1)
+            assert log.outcome_of(whole) == "reset_damaged"
+            parts = [*records[:at], damaged, *records[at + 1 :]]
+            outcomes = [log.outcome_of(part) for part in parts]
+            assert outcomes == ["reset_staged"] * (len(parts) - 1) + ["reset_damaged"]
     assert log.key().owner == Owner("c3", ident("c3"))
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 from logkit import (
-    LOCK,
     OP,
     H,
     Log,
@@ -560,6 +559,7 @@ def test_moving_keys_with_an_owner_are_waited_for():
 
 def test_a_fence_record_has_the_config_and_a_final_its_operation():
     change = Change().fence(0).read().change
-    assert fence_of(change, sender=SENDER).config == encode(change.config)
+    fence = fence_of(change, sender=SENDER)
+    assert (fence.op_id, fence.from_count) == (OP, change.from_count)
+    assert fence.config == encode(change.config)
     assert final_of(Final(0, OTHER), sender=SENDER).op_id == OTHER
-    assert LOCK.op_id == OP

@@ -17,9 +17,13 @@ from kafka_marshal.protocol.lease import (
         pytest.param(60_000, 105_000, 120_000 - 120 - 6_000, id="default"),
         pytest.param(2_000, 3_500, 4_000 - 4 - 200, id="demo"),
         pytest.param(1_001, 1_751, 2_002 - 3 - 101, id="rounds-against-the-holder"),
+        pytest.param(1_000, 1_750, 2_000 - 2 - 100, id="one-second"),
+        pytest.param(501, 876, 1_002 - 2 - 51, id="margin-rounded-up"),
+        pytest.param(500, 875, 1_000 - 1 - 50, id="margins-meet"),
         pytest.param(200, 349, 400 - 1 - 50, id="least-margin"),
         pytest.param(40, 29, 80 - 1 - 50, id="soft-is-never-after-hard"),
         pytest.param(10, 0, 0, id="too-short-to-hold"),
+        pytest.param(1, 0, 0, id="shortest"),
     ],
 )
 def test_lease_deadlines_count_from_the_send_time(

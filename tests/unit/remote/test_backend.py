@@ -465,7 +465,7 @@ def test_views_of_the_log_come_from_the_sidecar(linked):
     group = GroupNow(as_of=AS_OF, group="g", claims=(), pauses=())
     linked.sidecar.answers["GET", "g"] = [group]
     link = linked.link
-    assert link.world(1_000)["partitions"] == world_now.partitions
+    assert link.world(1_000) == {"schema": 1, "partitions": world_now.partitions}
     assert link.owners("t", 1_000) == {T0: "host-a"}
     assert link.last_claims(1_000) == {}
     assert (link.coordination_topic, link.transport) == ("__marshal", "fake")
@@ -722,16 +722,6 @@ def test_last_claims_raises_the_error_of_the_sidecar(sidecar, queries):
     sidecar.answers["GET", "g"] = [UNKNOWN]
     with pytest.raises(CoordinationError):
         queries.last_claims(1_000)
-
-
-def test_world_and_owners_come_from_the_sidecar(sidecar, queries):
-    sidecar.answers["GET", "world"] = [
-        WorldNow(as_of=AS_OF, schema=1, partitions={"0": {"next_offset": 3}})
-    ]
-    sidecar.answers["GET", "t"] = [OwnersNow(as_of=AS_OF, owners={0: "host-a"})]
-    found = queries.world(1_000)
-    assert found == {"schema": 1, "partitions": {"0": {"next_offset": 3}}}
-    assert queries.owners("t", 1_000) == {T0: "host-a"}
 
 
 @pytest.fixture

@@ -92,15 +92,6 @@ def test_a_client_with_an_unknown_event_id_gets_a_snapshot(machine, after):
     assert frame.body.subscriptions == ("s",)
 
 
-def test_repeated_events_change_no_leases(cluster, machine):
-    a, _ = sharing(cluster, machine)
-    held = set(a.held)
-    for event in [e for e in a.received if not isinstance(e, api.Snapshot)]:
-        if not isinstance(event, api.Assignment) or a.key(event) in held:
-            a.apply(event)
-    assert set(a.held) == held
-
-
 def test_an_assignment_names_the_previous_claim(cluster, machine):
     a = having(machine)
     first = next(e for e in a.received if isinstance(e, api.Snapshot) and e.assigned)

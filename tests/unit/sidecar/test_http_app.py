@@ -1,4 +1,4 @@
-"""Executors, read models, and HTTP in front of a fake service."""
+"""Read models, and HTTP in front of a fake service."""
 
 import asyncio
 import os
@@ -29,83 +29,9 @@ from kafka_marshal.remote import api, paths
 from kafka_marshal.remote.answers import GroupLine
 from kafka_marshal.sidecar import http_app, requests, routes
 from kafka_marshal.sidecar.health import State
-from kafka_marshal.sidecar.http_app import BoundedExecutor
-from kafka_marshal.sidecar.http_errors import HttpError
 from kafka_marshal.sidecar.process_monitor import UNKNOWN_PEER, Peer
 from kafka_marshal.sidecar.requests import Connection
 from kafka_marshal.sidecar.routes import ROUTES
-
-# --- Bounded executors ---
-
-
-def test_a_call_runs_on_another_thread():
-    async def main():
-        pool = BoundedExecutor("p", threads=1, calls_max=2)
-        try:
-            return await pool.run(threading.current_thread, timeout_s=10)
-        finally:
-            pool.close()
-
-    assert asyncio.run(main()) is not threading.current_thread()
-
-
-def test_a_full_executor_refuses_until_a_call_ends():
-    async def main():
-        pool = BoundedExecutor("p", threads=1, calls_max=2)
-        hold = threading.Event()
-        tasks = [
-            asyncio.create_task(pool.run(lambda: hold.wait(30), timeout_s=60))
-            for _ in range(2)
-        ]
-        await asyncio.sleep(0)
-        with pytest.raises(HttpError) as refused:
-            await pool.run(int, timeout_s=10)
-        hold.set()
-        assert await asyncio.gather(*tasks) == [True, True]
-        assert pool._count == 0
-        assert await pool.run(int, timeout_s=10) == 0
-        pool.close()
-        return refused.value
-
-    assert asyncio.run(main()).status == 503
-
-
-def test_a_call_that_timed_out_counts_until_it_ends():
-    async def main():
-        pool = BoundedExecutor("p", threads=1, calls_max=2)
-        hold = threading.Event()
-        with pytest.raises(TimeoutError):
-            await pool.run(lambda: hold.wait(30), timeout_s=0.01)
-        assert pool._count == 1
-        hold.set()
-        assert await pool.run(int, timeout_s=10) == 0
-        pool.close()
-
-    asyncio.run(main())
-
-
-def test_an_error_of_the_call_is_raised():
-    async def main():
-        pool = BoundedExecutor("p", threads=1, calls_max=2)
-        try:
-            with pytest.raises(ZeroDivisionError):
-                await pool.run(lambda: 1 // 0, timeout_s=10)
-        finally:
-            pool.close()
-
-    asyncio.run(main())
-
-
-def test_a_closed_executor_refuses_calls():
-    async def main():
-        pool = BoundedExecutor("p", threads=1, calls_max=2)
-        pool.close()
-        with pytest.raises(HttpError):
-            await pool.run(int, timeout_s=10)
-        assert pool._count == 0
-
-    asyncio.run(main())
-
 
 # --- Read models ---
 

@@ -247,12 +247,12 @@ def test_a_death_is_reported_once_before_reaping(watch, how):
 
 def test_an_orderly_exit_is_a_death(watch):
     bell = Bell()
-    with process("sh", "-c", "read line") as child:
-        pass
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
-        watch_process(watch, child.pid, bell)
+        watched = watch_process(watch, child.pid, bell)
+        assert not watched.is_dead
         child.stdin.close()
         bell.wait()
+        assert watched.is_dead
 
 
 def test_a_zombie_is_dead_from_the_start(watch):

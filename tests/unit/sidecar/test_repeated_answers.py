@@ -116,11 +116,17 @@ def test_an_unexpected_error_is_answered_with_500_and_logged(known, caplog):
     assert "a request to the sidecar failed: fence" in caplog.text
 
 
-def test_a_fence_query_with_a_body_is_answered(known):
+def test_a_fence_query_with_a_body_is_parsed_each_time(known, monkeypatch):
+    direct = []
+    monkeypatch.setattr(FenceQueries, "add", lambda _, call: direct.append(call))
     request = LOOK.replace(b"\r\n\r\n", b"\r\ncontent-length: 1\r\n\r\nx")
     for _ in range(2):
         known.connection.sendall(request)
         assert receive(known.connection)[0] == 200
+    assert direct == []
+    known.connection.sendall(LOOK)
+    assert receive(known.connection)[0] == 200
+    assert len(direct) == 1, "only without a body"
 
 
 def begun(known, count=1):

@@ -675,9 +675,15 @@ def test_the_sidecar_counts_a_standby_as_done_when_it_begins(cluster, machine):
     assert sub.standby_count == 1
 
 
-@pytest.mark.parametrize("count", [0, 2])
-def test_the_subscription_has_the_standby_count_of_its_client(cluster, machine, count):
-    b = standing(machine, count=count)
-    run(cluster, [b], H)
+@pytest.mark.parametrize("counts", [(0,), (2,), (0, 0), (0, 2), (2, 1)])
+def test_a_subscription_has_the_largest_standby_count_of_its_clients(
+    cluster, machine, counts
+):
+    clients = [
+        standing(machine, f"b{number}", pid=2 + number, count=count)
+        for number, count in enumerate(counts)
+    ]
+    run(cluster, clients, H)
     (sub,) = machine.service.groups[0].session.subscriptions
-    assert (sub.standby_count if sub.standby else 0) == count
+    assert sub.standby_count == max(counts)
+    assert (sub.standby is not None) == (max(counts) > 0)

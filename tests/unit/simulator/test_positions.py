@@ -79,13 +79,17 @@ def test_two_admins_at_once_exclude_each_other(scene):
     assert scene.counts["admin_gave_up"] > 0
 
 
-def test_an_undo_is_performed_without_a_violation(scene):
+def test_an_undo_sets_the_earlier_positions_without_a_violation(scene):
     for number in range(40):
         scene.strike(number)
         scene.settle()
         if scene.counts["set_undone"]:
             break
     assert scene.counts["set_undone"] > 0
+    *earlier, undo = scene.world.positions.operations.values()
+    assert undo.targets
+    assert any(undo.targets == each.moved for each in earlier)
+    assert undo.moved.keys() == undo.targets.keys()
 
 
 def test_an_undo_to_other_positions_is_a_violation(scene):

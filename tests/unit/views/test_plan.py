@@ -281,8 +281,8 @@ def test_a_plan_for_another_partition_count_is_not_verified(log):
 class Scan:
     """A scan of a log whose entries before an offset are deleted."""
 
-    def __init__(self, planned_log, *, first=0):
-        self._entries = [each for each in planned_log.entries if each.offset >= first]
+    def __init__(self, log, *, first=0):
+        self._entries = [each for each in log.entries if each.offset >= first]
         self._first = first
 
     def restore(self):
@@ -292,42 +292,30 @@ class Scan:
         return iter((0, each) for each in self._entries)
 
 
-@pytest.fixture
-def planned_log():
-    """Members a and b; a has three of four partitions, one is free."""
-    planned_log = Log(cluster_id="cluster", level=2)
-    planned_log.append(settings(policy="planner"))
-    for name in "ab":
-        planned_log.append(member(name, capacity=0))
-    for number in range(3):
-        planned_log.append(claim("a", key=Key("g", "t", number)))
-    return planned_log
-
-
-def plan_to(planned_log, name, *partitions, **fields):
+def plan_to(log, name, *partitions, **fields):
     """Append a Plan that names a member for some partitions."""
     record = planned(
-        planned_log.state.plan_generation("g"),
+        log.state.plan_generation("g"),
         *([(name, 0, partitions)] if partitions else []),
-        vector=((planned_log.state.next_offset, 0),),
+        vector=((log.state.next_offset, 0),),
         topics=(("t", 4),),
         **fields,
     )
-    planned_log.append(record)
+    log.append(record)
 
 
-def move(planned_log, number, to):
+def move(log, number, to):
     key = Key("g", "t", number)
-    known = planned_log.state.keys.get(key)
+    known = log.state.keys.get(key)
     if known is not None and known.owner is not None:
-        planned_log.append(release(known.epoch, key=key, client=known.owner.client_id))
-    planned_log.append(claim(to, key=key))
+        log.append(release(known.epoch, key=key, client=known.owner.client_id))
+    log.append(claim(to, key=key))
 
 
-def past_of(planned_log):
+def past_of(log):
     def past(offsets):
         state = WorldState(0)
-        for entry in planned_log.entries:
+        for entry in log.entries:
             if entry.offset <= offsets[0]:
                 apply(state, entry)
         return World([state], {}, is_past=True)
@@ -335,37 +323,37 @@ def past_of(planned_log):
     return past
 
 
-def changes(planned_log, generation):
-    note = find_plan(Scan(planned_log), "g", generation=generation)
-    world = view_of(planned_log)
+def changes(log, generation):
+    note = find_plan(Scan(log), "g", generation=generation)
+    world = view_of(log)
     view = view_plan(world, "g", partition_counts={"t": 4})
-    found = plan_changes(world, view, since=note, past=past_of(planned_log))
+    found = plan_changes(world, view, since=note, past=past_of(log))
     return [
         (each.key.partition, each.source, each.to, each.holder, each.state)
         for each in found
     ]
 
 
-def test_entries_of_an_earlier_plan_are_done_open_or_overtaken(planned_log):
-    plan_to(planned_log, "b", 1, 2, 3)
-    plan_to(planned_log, "b", 2)
-    move(planned_log, 1, "b")
+def test_entries_of_an_earlier_plan_are_done_open_or_overtaken(log):
+    plan_to(log, "b", 1, 2, 3)
+    plan_to(log, "b", 2)
+    move(log, 1, "b")
     # 3 has no claim, and the latest plan names no member for it.
-    assert changes(planned_log, 1) == [
+    assert changes(log, 1) == [
         (1, "b", "b", "b", "done"),
         (2, "b", "b", "a", "open"),
         (3, "b", None, None, "overtaken"),
     ]
-    move(planned_log, 2, "c")
-    assert changes(planned_log, 1)[1] == (2, "b", "c", "c", "overtaken")
+    move(log, 2, "c")
+    assert changes(log, 1)[1] == (2, "b", "c", "c", "overtaken")
 
 
-def test_changes_include_other_partitions_with_a_new_member(planned_log):
-    plan_to(planned_log, "b", 2)
-    move(planned_log, 0, "b")
-    move(planned_log, 3, "a")
-    plan_to(planned_log, "b", 1)
-    assert changes(planned_log, 1) == [
+def test_changes_include_other_partitions_with_a_new_member(log):
+    plan_to(log, "b", 2)
+    move(log, 0, "b")
+    move(log, 3, "a")
+    plan_to(log, "b", 1)
+    assert changes(log, 1) == [
         (0, "a", "b", "b", None),
         (1, "a", "b", "a", None),
         (2, "b", "a", "a", "overtaken"),
@@ -373,63 +361,58 @@ def test_changes_include_other_partitions_with_a_new_member(planned_log):
     ]
 
 
-def test_changes_omit_keys_of_the_protocol(planned_log):
-    plan_to(planned_log, "b", 2)
-    planned_log.append(claim("a", key=Key("g", "/checkpoint", 0)))
-    assert [row[0] for row in changes(planned_log, 1)] == [2]
+def test_changes_omit_keys_of_the_protocol(log):
+    plan_to(log, "b", 2)
+    log.append(claim("a", key=Key("g", "/checkpoint", 0)))
+    assert [row[0] for row in changes(log, 1)] == [2]
 
 
-def test_a_plan_is_found_by_the_generation_of_any_slice(planned_log):
-    plan_to(planned_log, "b", 2)
-    at = ((planned_log.state.next_offset, 0),)
+def test_a_plan_is_found_by_the_generation_of_any_slice(log):
+    plan_to(log, "b", 2)
+    at = ((log.state.next_offset, 0),)
     for number in (0, 1):
-        planned_log.append(planned(1 + number, number=number, count=2, vector=at))
+        log.append(planned(1 + number, number=number, count=2, vector=at))
     for generation in (2, 3):
-        note = find_plan(Scan(planned_log), "g", generation=generation)
+        note = find_plan(Scan(log), "g", generation=generation)
         assert (note.generation, len(note.records)) == (3, 2)
     with pytest.raises(ClaimRejected, match=r"no plan of generation 4 yet.*one is 3"):
-        find_plan(Scan(planned_log), "g", generation=4)
+        find_plan(Scan(log), "g", generation=4)
 
 
-def test_a_plan_that_was_never_whole_is_not_found(planned_log):
-    planned_log.append(planned(0, count=2))
+def test_a_plan_that_was_never_whole_is_not_found(log):
+    log.append(planned(0, count=2))
     with pytest.raises(ClaimRejected, match="no whole plan of group g;"):
-        find_plan(Scan(planned_log), "g", generation=1)
+        find_plan(Scan(log), "g", generation=1)
 
 
-def test_an_error_for_a_deleted_plan_names_the_oldest_one(planned_log):
-    plan_to(planned_log, "b", 2)
-    first = planned_log.state.next_offset
-    begun = Restored(
-        past_of(planned_log)({0: first - 1}).partitions[0], "a checkpoint", first
-    )
-    plan_to(planned_log, "b", 3)
-    scan = Scan(planned_log, first=first)
+def test_an_error_for_a_deleted_plan_names_the_oldest_one(log):
+    plan_to(log, "b", 2)
+    first = log.state.next_offset
+    begun = Restored(past_of(log)({0: first - 1}).partitions[0], "a checkpoint", first)
+    plan_to(log, "b", 3)
+    scan = Scan(log, first=first)
     scan.restore = lambda: {0: begun}
     with pytest.raises(ClaimRejected, match="the oldest that it has is 2"):
         find_plan(scan, "g", generation=1)
 
 
-def test_a_plan_cannot_be_found_without_the_log_start(planned_log):
+def test_a_plan_cannot_be_found_without_the_log_start(log):
     with pytest.raises(LogUnreadable, match="marshal doctor"):
-        find_plan(Scan(planned_log, first=3), "g", generation=1)
+        find_plan(Scan(log, first=3), "g", generation=1)
 
 
 def test_plan_generations_restart_after_a_group_is_forgotten():
-    planned_log = Log(level=2, forget_ms=100)
+    log = Log(level=2, forget_ms=100)
     for follows in (0, 1):
-        planned_log.append(planned(follows))
-    planned_log.append(planned(0, group="h"), after=101)
-    assert planned_log.outcome_of(planned(0)) == "planned"
-    assert (
-        find_plan(Scan(planned_log), "g", generation=1).offset
-        == planned_log.state.next_offset - 1
-    )
+        log.append(planned(follows))
+    log.append(planned(0, group="h"), after=101)
+    assert log.outcome_of(planned(0)) == "planned"
+    assert find_plan(Scan(log), "g", generation=1).offset == log.state.next_offset - 1
     with pytest.raises(ClaimRejected, match="no plan of generation 2 yet"):
-        find_plan(Scan(planned_log), "g", generation=2)
+        find_plan(Scan(log), "g", generation=2)
 
 
-def test_a_plan_for_another_partition_count_is_not_compared(planned_log):
-    planned_log.append(planned(0, vector=((3, 0), (3, 0))))
+def test_a_plan_for_another_partition_count_is_not_compared(log):
+    log.append(planned(0, vector=((3, 0), (3, 0))))
     with pytest.raises(LogUnreadable, match="coordinating partitions, but"):
-        changes(planned_log, 1)
+        changes(log, 1)

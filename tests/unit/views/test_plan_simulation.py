@@ -104,11 +104,6 @@ def test_a_client_with_a_drain_or_cordon_takes_no_partitions(policy, action):
     assert {each.reason for each in nobody.uncovered} == {"no members"}
 
 
-def test_partitions_of_a_drained_client_move_to_others():
-    found = simulate(directed_group(*"aabc", client="a"), "g", changes=Changes())
-    assert counts(found) == {"b": 2, "c": 2}
-
-
 def test_topics_whose_members_are_all_drained_are_closed():
     world = directed_group(*"abc", host="host")
     assert closed_topics(world, "g") == {"t": "no members"}

@@ -1,8 +1,8 @@
 """Signals of ``marshal broker run``, which the integration tests run as a command."""
 
 import signal
-import threading
 
+import attrs
 import pytest
 
 from kafka_marshal.testing import broker
@@ -32,8 +32,9 @@ def test_a_download_of_kafka_is_announced(monkeypatch, tmp_path, capsys):
 def test_the_signal_handler_uses_no_lock():
     """The handler may interrupt the main thread while that holds the lock."""
     signals = Signals(is_serving=True)
-    locks = (type(threading.Lock()), type(threading.RLock()), threading.Event)
-    held = [getattr(signals, name) for name in Signals.__slots__ if name[0] != "_"]
-    assert not any(isinstance(each, locks) for each in held)
+    held = attrs.asdict(signals, recurse=False)
+    assert {name: type(each) for name, each in held.items()} == dict.fromkeys(
+        held, bool
+    )
     signals.on_signal(signal.SIGINT, None)
     assert signals.is_stopped

@@ -376,5 +376,9 @@ def test_only_the_given_incarnation_is_confirmed_and_fenced(fence):
         pytest.param(["clients", "uncordon"], id="nobody"),
     ],
 )
-def test_invalid_names_reasons_and_durations_are_wrong_usage(words):
+def test_wrong_usage_neither_reads_nor_writes(monkeypatch, words):
+    admin = Directing()  # every other method is missing, which would be another code
+    monkeypatch.setattr(Call, "admin", lambda self: admin)
+    monkeypatch.delattr(Call, "world")
     assert CliRunner().invoke(app, words).exit_code == 2
+    assert admin.asked is None

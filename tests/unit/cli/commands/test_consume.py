@@ -95,15 +95,17 @@ def test_at_most_once_granted_records_are_printed_after_a_stop(capsys):
     assert (consumer.is_stopped, printer.done_count) == (True, 5)
 
 
-def test_a_signal_stops_the_consumer():
+def test_different_signals_only_stop_the_consumer():
     before = signal.getsignal(signal.SIGTERM)
-    stopper = Stopper()
+    stopper, reached = Stopper(), []
     stopper.consumer = FakeConsumer(0)
     with stopper.installed():
         signal.raise_signal(signal.SIGTERM)
+        assert stopper.is_stopped
+        assert stopper.consumer.is_stopped
         signal.raise_signal(signal.SIGHUP)
-    assert stopper.is_stopped
-    assert stopper.consumer.is_stopped
+        reached.append(1)
+    assert reached == [1], "the second does not abandon what the first lets end"
     assert signal.getsignal(signal.SIGTERM) is before
 
 

@@ -205,7 +205,9 @@ def test_show_computes_lag_from_log_ends(planned_world, monkeypatch):
     assert "LAG" not in lines
 
 
-def test_the_target_column_appears_only_with_a_target(log, planned_world):
+def test_a_column_of_targets_or_directives_appears_only_if_there_are_any(
+    log, planned_world
+):
     lines = invoke("g", what="show").stdout
     assert "TARGET" not in lines
     assert "DIRECTIVE" not in lines
@@ -213,6 +215,11 @@ def test_the_target_column_appears_only_with_a_target(log, planned_world):
     lines = invoke("g", what="show").stdout
     assert "TARGET" in lines
     assert "DIRECTIVE" not in lines
+    log.append(direct(client="b", action="cordon"))
+    lines = invoke("g", what="show").stdout.splitlines()
+    (head,) = [line for line in lines if "DIRECTIVE" in line]
+    (row,) = [line for line in lines if line.startswith("b ")]
+    assert row[head.index("DIRECTIVE") :].split()[0] == "cordon"
 
 
 def test_show_explains_a_partition_of_a_plan(planned_world):

@@ -180,7 +180,7 @@ def test_an_upgrade_is_written_only_with_execute(
     [
         (["--heartbeat", "2s"], "nothing was written"),
         (["--heartbeat", "2s", "--execute"], "does not start any more"),
-        (["--limit", "keys=5", "--execute"], ""),
+        (["--limit", "keys=5", "--execute"], None),
         ([], "already has these values"),
     ],
     ids=str,
@@ -209,7 +209,10 @@ def test_a_topic_is_altered_only_with_execute(monkeypatch, words, expected):
     if "--heartbeat" in words:
         change = {"before": 1_000, "then": 2_000}
         assert found["changes"] == {"heartbeat_interval_ms": change}
-    assert expected in outcome.stderr
+    if expected is None:
+        assert outcome.stderr == ""
+    else:
+        assert expected in outcome.stderr
     shown = CliRunner().invoke(app, ["topic", "alter", *words])
     assert shown.exit_code == 0, shown.output
 
