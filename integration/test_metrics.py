@@ -103,9 +103,7 @@ def hand_out(consumer, count):
     return found
 
 
-def test_metrics_of_a_running_consumer_equal_the_brokers_figures(
-    domain, unique, scrape
-):
+def test_metrics_of_a_consumer_equal_figures_of_the_broker(domain, unique, scrape):
     topic, group = domain.data_topic(PARTITIONS, records_each=RECORDS_EACH), unique("g")
     places = [TopicPartition(topic, number) for number in range(PARTITIONS)]
     labels = {p: {"topic": topic, "partition": str(p.partition)} for p in places}

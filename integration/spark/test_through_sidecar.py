@@ -154,9 +154,7 @@ def end_all(far, plains):
 
 @pytest.mark.proof
 @pytest.mark.slow
-def test_consumers_take_over_from_a_killed_driver_before_its_lease_ends(
-    kit, domain, sidecar, tmp_path
-):
+def test_consumers_take_over_early_from_a_killed_driver(kit, domain, sidecar, tmp_path):
     """Its sidecar releases its claims; a restart repeats none of its records."""
     topic = domain.data_topic(PARTITIONS, records_each=EACH)
     groups = {kind: domain.unique(kind) for kind in KINDS}
