@@ -33,7 +33,7 @@ class RandomLog:
         entries: All entries ever written.
         checkpoints: Pairs of the offsets of Begin and End.
         begins: Offsets of fences with which the partition began again, also its clocks
-            (PROTOCOL 10.2): later states do not tell how late earlier entries were.
+            (PROTOCOL 10.2): later states do not show how late earlier entries were.
     """
 
     def __init__(
