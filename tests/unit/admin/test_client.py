@@ -26,7 +26,7 @@ def methods():
     }
 
 
-def test_every_method_takes_numpy_numbers_and_strings():
+def test_methods_with_plain_arguments_convert_numpy_values():
     plain = {name for name, each in methods().items() if hasattr(each, "__wrapped__")}
     assert methods().keys() - plain == NO_ARGUMENTS | OWN_TYPES
 
