@@ -30,6 +30,9 @@ TOPIC = FetchResponse.FetchableTopicResponse
 PART = TOPIC.PartitionData
 VERSIONS = range(4, 14)
 BYTES_MAX = 10_000_000
+# Sizes of records in random responses.
+SMALL = (0, 1, 126, 127, 128, 20_000)
+SIZES = (*SMALL, 300_000, 2_100_000)
 
 
 def new_reader():
@@ -44,7 +47,7 @@ def requests(reader, version, count=1):
     return reader
 
 
-def partition(draw, version):
+def partition(draw, version, sizes=SMALL):
     aborted = [
         PART.AbortedTransaction(producer_id=draw.getrandbits(40), first_offset=each)
         for each in range(draw.choice((0, 0, 1, 3)))
@@ -55,7 +58,6 @@ def partition(draw, version):
             tags["diverging_epoch"] = PART.EpochEndOffset(epoch=3, end_offset=9)
         if draw.random() < 0.3:
             tags["current_leader"] = PART.LeaderIdAndEpoch(leader_id=2, leader_epoch=7)
-    sizes = (0, 1, 126, 127, 128, 20_000, 300_000, 2_100_000)
     return PART(
         partition_index=draw.randrange(1_000),
         error_code=draw.choice((0, 0, 6)),
@@ -69,14 +71,14 @@ def partition(draw, version):
     )
 
 
-def response(draw, version):
+def response(draw, version, sizes=SIZES):
     """Return the bytes of a random fetch response, with their size in front."""
     topics = [
         TOPIC(
             topic="t" * draw.choice((1, 200)),
             topic_id=uuid.UUID(int=draw.getrandbits(128)),
             partitions=[
-                partition(draw, version) for _ in range(draw.choice((0, 1, 3)))
+                partition(draw, version, sizes) for _ in range(draw.choice((0, 1, 3)))
             ],
         )
         for _ in range(draw.choice((0, 1, 1, 2)))
@@ -152,7 +154,7 @@ def test_damaged_fetches_are_accepted_or_refused_like_kafka_python(version):
     draw = random.Random(version)
     outcomes = set()
     for _ in range(150):
-        raw = bytearray(response(draw, version))
+        raw = bytearray(response(draw, version, SMALL))
         size = min(len(raw), 200)
         for _ in range(draw.choice((1, 1, 4))):
             raw[draw.randrange(4, size)] = draw.randrange(256)
