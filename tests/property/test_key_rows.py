@@ -189,8 +189,8 @@ def seen():
         found = rowkit.check_rows(patch)
         found.wrong = rowkit.check_planners(patch).wrong
         yield found
-    # Without kept rows, all are computed. How many are kept depends on the examples.
-    assert found.computed < found.wanted * 3 / 4, "rows are kept"
+    # How many are kept depends on the examples, so on the name of the test.
+    assert found.computed < found.wanted / 2, "rows are kept"
 
 
 @effort(
