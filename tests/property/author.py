@@ -74,6 +74,7 @@ RESIZING = (
     *["layout_groups"] * 4,
 )
 GROWING = ("grow",) * 30
+GROWN_MAX = 2_048
 PAUSED_MOVES = frozenset({"stage", "decide"})
 OWNERS_MOVES = frozenset(
     {"beat", "batch", "release", "messages", "resume", "offer", "ready"}
@@ -676,8 +677,11 @@ class Author:
             "ends": None,
         }
         fields["new_count"] = fields["old_count"] * self.pick((1, 2, 2, 2, 4))
-        if self.naive.growths and self.pick((True, True, False)):
-            row = self.naive.growths[self.pick(sorted(self.naive.growths))]
+        # A hostile process also announces growths to numbers that have no ends.
+        rows = self.naive.growths.items()
+        known = sorted(name for name, row in rows if row["new_count"] <= GROWN_MAX)
+        if known and self.pick((True, True, False)):
+            row = self.naive.growths[self.pick(known)]
             fields |= {name: row[name] for name in ("topic", "topic_id")}
             count = self.pick(("new_count", "old_count"))
             fields["old_count"] = row[count]

@@ -27,9 +27,9 @@ from kafka_marshal.protocol.growths import growths_of, position_in, source_of
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
 from kafka_marshal.protocol.items import Growth
 from kafka_marshal.protocol.placement import standing_keys
-from kafka_marshal.protocol.records import ENDS_MAX, DataGrowth
+from kafka_marshal.protocol.records import ENDS_MAX, GROWN_MAX, DataGrowth
 from kafka_marshal.protocol.state import KeyState, WorldState
-from kafka_marshal.protocol.types import PARTITION_MAX, Key, TopicPartition
+from kafka_marshal.protocol.types import Key, TopicPartition
 
 SETTLE_MS = 600_000
 """Longer than a producer takes by default to learn the number of partitions
@@ -219,7 +219,13 @@ def _require_possible(growth: Growth) -> None:
             f"left to do; see: marshal groups grow --topic {topic}",
             reason="growth",
         )
-    if new < old or new % old or new > PARTITION_MAX:
+    if new > GROWN_MAX:
+        raise ConfigurationError(
+            f"topic {topic!r} cannot get {new} partitions: the log knows growths to "
+            f"{GROWN_MAX} at most; give a smaller number",
+            setting="partitions",
+        )
+    if new < old or new % old:
         raise ConfigurationError(
             f"topic {topic!r} has {old} partitions and cannot get {new}; give a "
             f"multiple, such as {2 * old}: else it is not known which partition had "

@@ -15,6 +15,7 @@ from kafka_marshal.protocol.records import (
     ENDS_MAX,
     Action,
     Counting,
+    GrownCount,
     Host,
     Id,
     Name,
@@ -310,7 +311,7 @@ class Growth(NamedTuple):
 
     topic: Name
     old_count: Annotated[int, Meta(ge=1, le=ENDS_MAX)]
-    new_count: Counting
+    new_count: GrownCount
     topic_id: Id | None
     offset: Offset
     ends: tuple[Offset, ...] | None

@@ -37,6 +37,9 @@ IMPORTED_MAX = 200
 """Maximum number of keys of a LayoutImport, and of each list of a LayoutGroups."""
 ENDS_MAX = 4096
 """Maximum partitions of a data topic before it grows: their ends fit one record."""
+GROWN_MAX = 100_000
+"""Maximum partitions of a data topic after it has grown: tools list all of them."""
+GrownCount = Annotated[int, Meta(ge=1, le=GROWN_MAX)]
 CHUNK_BYTES_MAX = 47 * 1024
 """Maximum bytes of a state in one record; a frame has at most 48 KiB."""
 Data = Annotated[bytes, Meta(min_length=1, max_length=CHUNK_BYTES_MAX)]
@@ -439,7 +442,7 @@ class DataGrowth(SenderFields, frozen=True, kw_only=True):
     topic: Name
     topic_id: Id | None
     old_count: Annotated[int, Meta(ge=1, le=ENDS_MAX)]
-    new_count: Counting
+    new_count: GrownCount
     ends: Annotated[tuple[Offset, ...], Meta(min_length=1, max_length=ENDS_MAX)] | None
     reason: Text | None
     tags: Tags | UnsetType = UNSET

@@ -252,7 +252,7 @@ def test_a_withdrawal_that_another_admin_did_first_is_refused():
         Tool(cluster).grow(None, withdraw=True, on_progress=second)
 
 
-@pytest.mark.parametrize("count", [2, 3, 6, 2**31, 2**40])
+@pytest.mark.parametrize("count", [2, 3, 6])
 def test_a_count_that_is_not_a_possible_multiple_is_refused(count):
     cluster = keyed()
     with pytest.raises(ConfigurationError, match="has 4 partitions and cannot get"):
@@ -283,6 +283,12 @@ def test_a_topic_of_too_many_partitions_cannot_grow():
     cluster.kafka.create_topic("u", 4_097)
     with pytest.raises(ConfigurationError, match="more than 4096"):
         Tool(cluster).grow(8_194, "u")
+
+
+@pytest.mark.parametrize("count", [100_004, 2**31, 2**40])
+def test_a_topic_cannot_grow_beyond_what_the_log_accepts(count):
+    with pytest.raises(ConfigurationError, match="growths to 100000 at most"):
+        Tool(keyed()).grow(count)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import pytest
 from logkit import Log, growth, ident, layout_fence, resets
 
 from kafka_marshal.errors import MalformedRecord
+from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.growths import (
     ENDS_KEPT_MAX,
     FOLDS,
@@ -16,7 +17,12 @@ from kafka_marshal.protocol.growths import (
     with_growth,
 )
 from kafka_marshal.protocol.items import Growth
-from kafka_marshal.protocol.records import KINDS, SECOND_LEVEL, DataGrowth
+from kafka_marshal.protocol.records import (
+    GROWN_MAX,
+    KINDS,
+    SECOND_LEVEL,
+    DataGrowth,
+)
 from kafka_marshal.protocol.snapshot import (
     bytes_max,
     digest,
@@ -109,6 +115,13 @@ def test_a_new_partition_waits_for_the_partition_that_had_its_keys():
     assert growth_of(GROWTHS, key._replace(topic="u"), topic_id=ID) is None
     announced = GROWTHS[0]._replace(ends=None)
     assert source_of(announced, key) == Source(Key("g", "t", 2), None)
+
+
+def test_a_growth_to_more_partitions_than_tools_can_list_is_undecodable():
+    """Once, one process could make every reset of a group list billions of keys."""
+    encode(growth(GROWN_MAX, 4))
+    with pytest.raises(MalformedRecord, match="<= 100000"):
+        encode(growth(2**31 - 4, 4))
 
 
 def known(position, topic_id=ID):
