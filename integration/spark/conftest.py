@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import classdata
 import postgres
 import pytest
 from sparkkit import DEFAULTS, FORKING, Kit
@@ -29,14 +28,10 @@ SETTINGS = {
 
 @pytest.fixture(scope="session", autouse=True)
 def processes():
-    """Have every driver start from an archive of classes, with the tests' defaults.
-
-    Not by a file of defaults: Java uses no archive if its class path has a folder.
-    """
+    """Have every driver start with the tests' defaults."""
     defaults = " ".join(f"-D{name}={value}" for name, value in DEFAULTS.items())
-    options = f"{classdata.spark_options()} {defaults}"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(classdata.SPARK_OPTIONS, options)
+        patch.setenv("SPARK_SUBMIT_OPTS", defaults)
         yield
 
 

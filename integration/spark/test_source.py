@@ -1,14 +1,11 @@
 """``format("marshal")`` over a real cluster: columns, options, triggers, restarts."""
 
 import json
-import os
 import re
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from classdata import SPARK_OPTIONS
 from domain import opened
 from kafka import KafkaProducer
 from kafka import TopicPartition as Place
@@ -477,11 +474,3 @@ def test_an_unreachable_topic_or_broker_is_an_error(kit, topic):
     kit.cluster["kafka.bootstrap.servers"] = "127.0.0.1:1"
     with pytest.raises(Exception, match=r"127\.0\.0\.1:1"):
         kit.batch(subscribe=topic).collect()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_the_tests_start_spark_from_the_archive_of_its_classes(spark):
-    archive = re.search(r"SharedArchiveFile=(\S+)", os.environ[SPARK_OPTIONS])
-    pid = spark.sparkContext._gateway.proc.pid
-    # Java does not map one that it cannot use.
-    assert archive[1] in Path(f"/proc/{pid}/maps").read_text()

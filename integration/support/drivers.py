@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from classdata import SPARK_OPTIONS
 from pyspark.sql.streaming import StreamingQuery
 
 PROGRAM = Path(__file__).with_name("spark_program.py")
@@ -25,14 +24,6 @@ CONF = {
 BUSY = "failed to connect back"
 # Spark does not rerun a stage after one that it cannot undo: the job fails.
 UNDONE = "indeterminate"
-
-
-def executors_java() -> dict[str, str]:
-    """Have executors use the archive of classes that drivers use."""
-    options = os.environ.get(SPARK_OPTIONS, "").split()
-    # Executors have Spark's options from their driver, and refuse others.
-    own = [option for option in options if not option.startswith("-Dspark.")]
-    return {"spark.executor.extraJavaOptions": " ".join(own)}
 
 
 class Supervised:
@@ -109,10 +100,7 @@ class Drivers(QueryFolder):
         own = {"clientId": f"driver-{name}", "stateDir": str(self.home / "state")}
         settings = {
             "master": master,
-            "conf": CONF
-            | executors_java()
-            | rest.pop("conf", {})
-            | self._folders(name),
+            "conf": CONF | rest.pop("conf", {}) | self._folders(name),
             "queries": {each: own | options for each, options in queries.items()},
             "checkpoint": str(self.home / f"checkpoint-{name}"),
             "journal": str(self.journal),
