@@ -11,6 +11,7 @@ from domain import opened
 from forwarding import Forwarder
 from kafka import KafkaProducer
 from kafka.admin import ScramMechanism, UserScramCredentialUpsertion
+from slowness import factor_now
 from tls import (
     STORE_PASSWORD,
     client_certificate,
@@ -343,6 +344,11 @@ def view_with(guarded, servers, options, *, transport, timeout_ms):
     )
 
 
+def soon_ms():
+    """Return a timeout after which every attempt to connect has failed."""
+    return round(3_000 * factor_now())
+
+
 # Members share a client for look-ups, views describe the topic by their transport.
 each_way = pytest.mark.parametrize("open_by", [open_with, view_with])
 
@@ -377,7 +383,7 @@ def test_a_login_at_a_listener_without_sasl_is_an_error(guarded, transport, open
 def test_a_client_without_tls_gets_an_error_that_names_tls(guarded, transport, open_by):
     """Only at the deadline: a broker that starts may close connections, too."""
     with pytest.raises(CoordinationError, match="closes connections without TLS"):
-        open_by(guarded, guarded.tls, {}, transport=transport, timeout_ms=3_000)
+        open_by(guarded, guarded.tls, {}, transport=transport, timeout_ms=soon_ms())
 
 
 @each_way
@@ -387,7 +393,7 @@ def test_a_client_with_tls_gets_an_error_at_a_listener_without_it(
     options = {"security.protocol": "SSL", "ssl.ca.location": str(guarded.certificate)}
     servers = guarded.domain.servers
     with pytest.raises(CoordinationError, match="does not use TLS"):
-        open_by(guarded, servers, options, transport=transport, timeout_ms=3_000)
+        open_by(guarded, servers, options, transport=transport, timeout_ms=soon_ms())
 
 
 @each_way
