@@ -90,10 +90,18 @@ PARTS = {
         tests=("integration/test_truncation.py", "integration/test_rights.py"),
     ),
     "machine": Part(
-        title="The fold against its twin, by Hypothesis",
+        title="The fold against its twin",
         tests=(
             "tests/property/test_machine.py",
             "tests/property/test_mutants.py",
+            "tests/property/test_twin.py",
+        ),
+    ),
+    "native": Part(
+        title="The compiled readers against those in Python",
+        tests=tuple(
+            f"tests/property/test_native_{name}.py"
+            for name in ["beats", "columns", "entries", "records"]
         ),
     ),
     "planner": Part(

@@ -87,7 +87,7 @@ def test_a_model_state_survives_conversion_to_product_state():
     assert search(model).broken is None
     for at in (HOME, OTHER):
         # A part does not record its partition, and fits either one.
-        for part in model.parts():
+        for part in model.parts()[:: slice_of(quick=10, full=1)]:
             state = model.state(at, part.fold)
             assert model.view(at, state) == part.fold
 

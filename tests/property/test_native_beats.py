@@ -14,6 +14,7 @@ from batchkit import packed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from logkit import CREATE_TIME, KEY, LOG_APPEND_TIME, START_MS, Log, beat, fence, ident
+from slices import slice_of
 
 from kafka_marshal.native import compiled
 from kafka_marshal.protocol import fold_beats as module
@@ -224,7 +225,7 @@ def compare_lists(state, entries, *, except_epoch, start):
     except_epoch=st.sampled_from([NO_EPOCH, NO_EPOCH, 1, 2]),
     is_fenced=st.booleans(),
 )
-@settings(max_examples=400)
+@settings(max_examples=slice_of(quick=200, full=4_000))
 def test_compiled_and_python_loops_agree_on_hostile_values(
     drawn, start, except_epoch, is_fenced
 ):

@@ -10,6 +10,7 @@ from batchkit import built, taken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.errors import CorruptRecordError
+from slices import slice_of
 
 from kafka_marshal.kafka_io import columns
 from kafka_marshal.kafka_io.columns import Batch, to_columns
@@ -100,7 +101,7 @@ def test_sound_batches_are_never_left_to_python(batches, edges):
 
 
 @given(hostile_logs(), st.tuples(edges, edges) | st.just((0, OFFSET_MAX)))
-@settings(max_examples=600)
+@settings(max_examples=slice_of(quick=300, full=6_000))
 def test_hostile_batches_are_read_as_in_python_or_left_to_it(batches, edges):
     span = OffsetRange(*edges)
     expected = error = None

@@ -16,6 +16,7 @@ from kafka import TopicPartition as KafkaTopicPartition
 from kafka.record import MemoryRecords
 from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
+from slices import slice_of
 
 from kafka_marshal.kafka_io import entries as module
 from kafka_marshal.kafka_io.entries import fetch_entries, to_runs
@@ -184,7 +185,7 @@ def test_a_fetch_is_read_as_kafka_python_reads_it(raw, start, most):
 
 
 @given(hostile_fetches(), starts, st.sampled_from([1, 3, module.RUN_MAX]))
-@settings(max_examples=600)
+@settings(max_examples=slice_of(quick=300, full=6_000))
 def test_a_damaged_fetch_is_read_as_python_reads_it(raw, start, run_max):
     expected = read(PARSED, raw, start=start)
     with pytest.MonkeyPatch.context() as patch:

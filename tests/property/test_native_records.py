@@ -14,6 +14,7 @@ from batchkit import BadText, new_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka import TopicPartition as KafkaTopicPartition
+from slices import slice_of
 
 from kafka_marshal.kafka_io.fetched_batches import FetchData
 from kafka_marshal.kafka_io.fetched_records import FetchedRecords
@@ -104,7 +105,7 @@ def read(raw, *, start, portion, can_pack, aborted=()):
 
 
 @given(batches(is_hostile=False), st.integers(0, 4), st.integers(1, 9))
-@settings(max_examples=300)
+@settings(max_examples=slice_of(quick=150, full=3_000))
 def test_sound_batches_are_read_as_in_python(raw, start, portion):
     *found, _ = read(raw, start=start, portion=portion, can_pack=True)
     *expected, _ = read(raw, start=start, portion=portion, can_pack=False)
@@ -112,7 +113,7 @@ def test_sound_batches_are_read_as_in_python(raw, start, portion):
 
 
 @given(batches(is_hostile=True), st.integers(0, 4), st.integers(1, 9))
-@settings(max_examples=800)
+@settings(max_examples=slice_of(quick=400, full=8_000))
 def test_hostile_batches_are_read_as_in_python(raw, start, portion):
     *found, _ = read(raw, start=start, portion=portion, can_pack=True)
     *expected, _ = read(raw, start=start, portion=portion, can_pack=False)
@@ -120,7 +121,7 @@ def test_hostile_batches_are_read_as_in_python(raw, start, portion):
 
 
 @given(fetches(is_hostile=False), st.integers(0, 12), st.integers(1, 9), st.booleans())
-@settings(max_examples=400)
+@settings(max_examples=slice_of(quick=200, full=4_000))
 def test_fetches_are_read_as_in_python(raw, start, portion, is_aborted):
     lost = SimpleNamespace(first_offset=2, producer_id=PRODUCER)
     same = {"start": start, "portion": portion, "aborted": [lost][: int(is_aborted)]}
@@ -130,7 +131,7 @@ def test_fetches_are_read_as_in_python(raw, start, portion, is_aborted):
 
 
 @given(fetches(is_hostile=True), st.integers(0, 12), st.integers(1, 9))
-@settings(max_examples=800)
+@settings(max_examples=slice_of(quick=400, full=8_000))
 def test_hostile_fetches_are_read_as_in_python(raw, start, portion):
     *found, _ = read(raw, start=start, portion=portion, can_pack=True)
     *expected, _ = read(raw, start=start, portion=portion, can_pack=False)

@@ -9,9 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive import murmur3
 from nonsense import Nonsense
+from slices import slice_of
 from twins import compare, compare_resized
 
 from kafka_marshal.protocol.hashing import coordinating_partition
+
+# How often a slice, and the full size, must at least reach each outcome.
+OFTEN = slice_of(quick=10, full=100)
+RARELY = slice_of(quick=3, full=30)
 
 
 @given(st.binary(min_size=500, max_size=500))
@@ -38,10 +43,10 @@ SEEN = [
 )
 def test_twins_agree_on_random_logs_with_every_outcome(partition, k):
     names = Counter()
-    for seed in range(600):
+    for seed in range(slice_of(quick=300, full=3_000)):
         rng = random.Random(seed)
         names += compare(rng.choice, partition=partition, k=k)
-    rare = {name: names[name] for name in SEEN if names[name] < 20}
+    rare = {name: names[name] for name in SEEN if names[name] < OFTEN}
     assert not rare, "the author no longer goes there"
 
 
@@ -55,9 +60,9 @@ RESIZED = [
 def test_twins_agree_on_changes_of_the_partition_count():
     """PROTOCOL 10, in sources and targets, for larger and smaller counts."""
     names = Counter()
-    for seed in range(1_200):
+    for seed in range(slice_of(quick=600, full=6_000)):
         names += compare_resized(seed)
-    rare = {name: names[name] for name in RESIZED if names[name] < 20}
+    rare = {name: names[name] for name in RESIZED if names[name] < OFTEN}
     assert not rare, "the author no longer goes there"
 
 
@@ -67,11 +72,11 @@ GROWN = ["growing", "grown", "growth_withdrawn", "growth", "known", "busy", "lim
 def test_twins_agree_on_growths_of_data_topics():
     """PROTOCOL 9.10, also in a partition that is not partition 0."""
     names = Counter()
-    for seed in range(400):
+    for seed in range(slice_of(quick=200, full=2_000)):
         rng = random.Random(seed)
         partition = 1 if seed % 8 == 0 else 0
         names += compare(rng.choice, partition=partition, k=2, grows=True)
-    rare = {name: names[name] for name in GROWN if names[name] < 20}
+    rare = {name: names[name] for name in GROWN if names[name] < OFTEN}
     assert not rare, "the author no longer goes there"
 
 
@@ -84,12 +89,12 @@ NONSENSE = [
 def test_twins_agree_on_valid_records_of_a_hostile_process():
     """Records of every type, by a process that knows the log (``nonsense``)."""
     names = Counter()
-    for seed in range(400):
+    for seed in range(slice_of(quick=250, full=2_500)):
         rng = random.Random(seed)
         partition, k = rng.choice(((0, 1), (0, 2), (1, 2), (1, 1), (3, 2)))
         kinds = {"resizes": rng.random() < 0.7, "grows": rng.random() < 0.3}
         names += compare(rng.choice, partition=partition, k=k, writes=Nonsense, **kinds)
-    rare = {name: names[name] for name in NONSENSE if names[name] < 5}
+    rare = {name: names[name] for name in NONSENSE if names[name] < RARELY}
     assert not rare, "nonsense no longer goes there"
 
 

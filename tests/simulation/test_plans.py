@@ -18,7 +18,7 @@ from simulator.coverage import PLANNED
 from simulator.plan import MINUTE_MS, PLANS, can_plan
 from simulator.simulate import simulate
 
-SEEDS = slices.seeds_of(quick=range(20), full=1_000)
+SEEDS = slices.seeds_of(quick=range(12), full=1_000)
 ALONE = (PLANS, "crash", "churn", "stop")
 
 

@@ -53,7 +53,7 @@ def test_admins_killed_at_any_step_leave_no_mixed_positions():
 @pytest.mark.parametrize("delivery", list(Delivery))
 def test_setting_positions_of_a_recreated_topic_breaks_no_rule(delivery):
     faults = (POSITIONS, RECREATE, "crash", "late", "stop")
-    for seed in range(6):
+    for seed in range(slices.slice_of(quick=3, full=100)):
         simulate(seed, delivery=delivery, faults=faults, duration_ms=3 * MINUTE_MS)
 
 
@@ -74,7 +74,7 @@ def test_the_loss_of_a_set_position_breaks_no_rule(seed, beside, minutes):
     assert simulate(seed, faults=faults, duration_ms=minutes * MINUTE_MS).claims > 0
 
 
-HOSTED = slices.slice_of(quick=6, full=100)
+HOSTED = slices.slice_of(quick=4, full=100)
 
 
 def test_admins_set_positions_of_a_group_that_uses_sidecars():

@@ -18,6 +18,7 @@ import msgspec
 from logkit import KEY, OP, beat, claim, config, ident, offer, ready, release
 from search import Broken
 
+from kafka_marshal.gc_pause import uncollected
 from kafka_marshal.protocol import fold_keys, judging
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.handoffs import is_ready_for
@@ -406,6 +407,7 @@ class Reached(NamedTuple):
         return found
 
 
+@uncollected()
 def explore(model):
     """Return all states and moves that a model can reach."""
     first = model.start()

@@ -5,6 +5,8 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from kafka_marshal.gc_pause import uncollected
+
 State = TypeVar("State", bound=Hashable)
 NO_WAY = "liveness: a state without a way on"
 
@@ -48,6 +50,7 @@ class Found(Generic[State]):
         return f"{self.broken} after {self.states} states:\n{steps}"
 
 
+@uncollected()
 def search(
     model: Model, *, goal: Callable | None = None, states_max: int = 5_000_000
 ) -> Found:
@@ -96,6 +99,7 @@ def assert_found(model: Model, rule: str, *, goal: Callable | None = None) -> No
     assert found.trace
 
 
+@uncollected()
 def reachable(model: Model) -> set:
     """Return every reachable state, without checking invariants."""
     first = model.start()
