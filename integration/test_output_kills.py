@@ -143,6 +143,7 @@ def once(it):
     return Counter(range(it.domain.produced[it.place]))
 
 
+@pytest.mark.proof("kafka-python")
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_each_record_is_output_once_despite_an_interruption(domain, moment, number):

@@ -172,3 +172,18 @@ def test_each_test_with_a_full_size_is_in_a_part():
         and not (name := str(path.relative_to(proof.ROOT))).startswith(tuple(paths))
     ]
     assert missing == []
+
+
+@pytest.mark.parametrize("name", [n for n, p in proof.PARTS.items() if "-k" in p.tests])
+def test_a_part_that_selects_by_names_has_a_test_of_each_file(name):
+    *paths, _, selection = proof.PARTS[name].tests
+    wanted = re.compile("|".join(selection.split(" or ")))
+    missing = [
+        path
+        for path in paths
+        if not any(
+            wanted.search(found)
+            for found in re.findall(r"def (test_\w+)", (proof.ROOT / path).read_text())
+        )
+    ]
+    assert missing == []

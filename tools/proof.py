@@ -82,7 +82,11 @@ PARTS = {
         tests=(
             "integration/test_set_position.py",
             "integration/test_layout_kills.py",
-            *("-k", "killed_at_any_step or while_the_count_changes"),
+            "integration/test_output_kills.py",
+            *(
+                "-k",
+                "killed_at_any_step or members_and_admins_are_killed or an_interruption",
+            ),
         ),
     ),
     "brokers": Part(

@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 from domain import opened
+from slices import slice_of
 from sparkkit import LATE, RUN_S, cells, every, keeping
 from waiting import eventually
 
 # Longer than a busy machine may keep one of so many processes from its heartbeats.
 H_MS = 20_000
 WAIT_MS = 300_000
-QUERIES, EACH, MORE = 8, 20, 5
+QUERIES, EACH, MORE = slice_of(quick=5, full=8), 20, 5
 # Queries of each of two sessions.
-SHARED = 8
+SHARED = slice_of(quick=5, full=8)
 
 
 @pytest.fixture(scope="module")
