@@ -329,22 +329,27 @@ def waiting(
     return tuple(
         source
         for each in growths
-        for source in _sources(each, worlds, ends={})
-        if source.group_id == group_id and source.waiting
+        for source in _sources(each, worlds, ends={}, group_id=group_id)
+        if source.waiting
     )
 
 
 def _sources(
-    growth: Growth, worlds: Mapping[int, WorldState], *, ends: Ends
+    growth: Growth,
+    worlds: Mapping[int, WorldState],
+    *,
+    ends: Ends,
+    group_id: str | None = None,
 ) -> tuple[SourceReport, ...]:
+    """Return the old partitions of one group, or of all groups."""
     states = {
         key: world.keys[key]
         for key, world in standing_keys(worlds).items()
-        if key.topic == growth.topic
+        if key.topic == growth.topic and group_id in {None, key.group_id}
     }
     return tuple(
-        _source(growth, Key(group_id, growth.topic, number), states, ends=ends)
-        for group_id in sorted({key.group_id for key in states})
+        _source(growth, Key(name, growth.topic, number), states, ends=ends)
+        for name in sorted({key.group_id for key in states})
         for number in range(growth.old_count)
     )
 
