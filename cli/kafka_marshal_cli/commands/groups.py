@@ -172,15 +172,18 @@ def _waiting(world: "World", group: str) -> list[Section]:
 def _uncovered(call: Call, world: "World", group: str) -> list[presenters.Row]:
     """Return the keys that no member can claim.
 
-    For the past, partition counts are taken from the keys that were ever claimed.
+    For the past, partition counts are guessed from the keys that were ever claimed.
     """
+    from kafka_marshal.protocol.plans import guessed_count
     from kafka_marshal.views.plan_simulation import closed_topics, uncovered_now
 
     topics = closed_topics(world, group)
     counts: dict[str, int] = {}
     if world.is_past:
+        claimed: dict[str, set[int]] = {}
         for key, _ in world.claims(group):
-            counts[key.topic] = max(counts.get(key.topic, 0), key.partition + 1)
+            claimed.setdefault(key.topic, set()).add(key.partition)
+        counts = {topic: guessed_count(each) for topic, each in claimed.items()}
     elif topics:
         counts = call.partition_counts(topics)
     found = uncovered_now(world, group, partition_counts=counts)

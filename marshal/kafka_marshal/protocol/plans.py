@@ -5,7 +5,7 @@ an estimate while log time does not move; the ``vector`` of a Plan identifies it
 that others can repeat it.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -56,6 +56,7 @@ from kafka_marshal.protocol.types import Key, TopicPartition
 RESTART = "restart"
 """The reason of a release by a member that returns soon."""
 SPREAD = "spread"
+GUESSED_MIN, GUESSED_PER_CLAIM = 1_000, 10
 PLANNERS_MAX = 3
 TURN_MS = 2_000
 
@@ -440,14 +441,26 @@ def _leaving(
 
 
 def _counts(reading: Reading, topics: Iterable[str]) -> dict[str, int]:
-    """Return the partition counts of topics; if unknown, up to the last claimed one."""
+    """Return the partition counts of topics; if unknown, the `guessed_count`."""
     counts = {topic: reading.counts.get(topic, 0) for topic in topics}
+    claimed: dict[str, set[int]] = {}
     for world in reading.worlds:
         for key in world.keys:
             is_unknown = key.topic in counts and key.topic not in reading.counts
             if is_unknown and key.group_id == reading.group_id:
-                counts[key.topic] = max(counts[key.topic], key.partition + 1)
-    return counts
+                claimed.setdefault(key.topic, set()).add(key.partition)
+    guessed = {topic: guessed_count(numbers) for topic, numbers in claimed.items()}
+    return counts | guessed
+
+
+def guessed_count(claimed: Collection[int]) -> int:
+    """Return a partition count that is not known, from the partitions ever claimed.
+
+    It ends with the last of them. Those far above the others do not count: whoever
+    claims partition 2,147,483,647 must not make others go through all below it.
+    """
+    most = GUESSED_MIN + GUESSED_PER_CLAIM * len(claimed)
+    return max((number + 1 for number in claimed if number < most), default=0)
 
 
 class _KeyReader:

@@ -27,6 +27,7 @@ from kafka_marshal.protocol.plans import (
     Reading,
     digest_of,
     entries_of,
+    guessed_count,
     is_reserved,
     situation_of,
     slices_of,
@@ -34,7 +35,7 @@ from kafka_marshal.protocol.plans import (
     turn_of,
     version_of,
 )
-from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.protocol.types import PARTITION_MAX, Key, TopicPartition
 
 T0, T1, T2 = (TopicPartition("t", n) for n in range(3))
 FAR = 2**62
@@ -446,6 +447,31 @@ def test_the_count_of_an_unknown_topic_follows_from_its_claimed_partitions():
     log.append(claim("c1", key=Key("g", "unwanted", 8)))
     log.append(planned(0, topics=(("t", 7),)))
     assert seen(log, counts={}).counts == {"t": 5}
+
+
+def test_a_claim_far_above_the_others_does_not_add_partitions_to_a_plan():
+    """Once, whoever claimed it made planners go through all partitions below."""
+    log = group("c1")
+    log.append(claim("c1", key=named(2)))
+    log.append(claim("x", key=named(PARTITION_MAX)))
+    assert seen(log, counts={}).counts == {"t": 3}
+
+
+@pytest.mark.parametrize(
+    ("claimed", "count"),
+    [
+        ((), 0),
+        ((0,), 1),
+        ((4, 7), 8),
+        ((1_009,), 1_010),
+        ((1_010,), 0),
+        ((3, 1_020), 4),
+        (range(5_000), 5_000),
+        ((3, PARTITION_MAX), 4),
+    ],
+)
+def test_a_count_is_guessed_from_claimed_partitions_that_are_near(claimed, count):
+    assert guessed_count(claimed) == count
 
 
 def test_plan_entries_beyond_the_known_partitions_are_ignored():

@@ -9,6 +9,7 @@ from logkit import START_MS, H, Log, claim, direct, member, pause, release, sett
 from kafka_marshal import Key, TopicPartition, World
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.group_plan import Uncovered
+from kafka_marshal.protocol.types import PARTITION_MAX
 from kafka_marshal.views.plan_simulation import (
     Changes,
     NewMember,
@@ -153,6 +154,15 @@ def test_a_planner_assigns_no_partition_that_a_member_fails():
     found = simulate(world, "g", changes=Changes(kill=("c",)))
     assert counts(found) == {"a": 3, "b": 3}
     assert {found.owners[place(number)] for number in (4, 5)} == {"b"}
+
+
+def test_a_claim_far_above_the_others_adds_no_partitions():
+    log = Log()
+    log.append(announced("a"))
+    for number in (0, 2, PARTITION_MAX):
+        log.claimed("a", key=Key("g", "t", number))
+    found = simulate(World([log.state], {0: 0}), "g", changes=Changes())
+    assert found.owners == {place(0): "a", place(1): "a", place(2): "a"}
 
 
 def test_paused_or_reserved_keys_are_not_uncovered():
