@@ -35,6 +35,8 @@ from kafka_marshal.views.world import World
 
 OPEN, DONE, VOID = "open", "done", "void"
 SAME, DIVERGED, UNKNOWN = "same", "plan_diverged", "unknown"
+PARTITIONS_MAX = 1_000_000
+"""Maximum partitions of all topics of a Plan that is computed again."""
 
 
 @attrs.frozen(kw_only=True)
@@ -285,7 +287,8 @@ def verify_plan(
             world as of these offsets, with members.
 
     Raises:
-        ClaimRejected: There is no Plan with all its slices.
+        ClaimRejected: There is no Plan with all its slices, or it is for more than
+            `PARTITIONS_MAX` partitions.
         LogUnreadable: The log no longer has the entries before the Plan.
     """
     now = _reading(world, group_id, {})
@@ -297,6 +300,14 @@ def verify_plan(
             reason="unknown_plan",
         )
     standing, last = standing_of(found), found.records[-1]
+    total = sum(standing.counts.values())
+    if total > PARTITIONS_MAX:
+        raise ClaimRejected(
+            f"the plan of group {group_id}, by {last.client_id}, is for {total} "
+            f"partitions; one for more than {PARTITIONS_MAX} is not computed again; "
+            f"see: marshal plan show {group_id}",
+            reason="unknown_plan",
+        )
     before = past({t: at - 1 for t, (at, _) in enumerate(standing.vector)})
     before.require_known()
     if len(before.partitions) != len(standing.vector):

@@ -272,6 +272,12 @@ def test_a_group_without_a_whole_plan_cannot_be_verified(log):
         verified(log)
 
 
+def test_a_plan_for_billions_of_partitions_is_not_computed_again(log):
+    log.append(planned(0, topics=(("t", 3), ("u", 2**31 - 1))))
+    with pytest.raises(ClaimRejected, match="by c1, is for 2147483650 partitions"):
+        verified(log)
+
+
 def test_a_plan_for_another_partition_count_is_not_verified(log):
     log.append(planned(0, vector=((3, 0), (3, 0))))
     with pytest.raises(LogUnreadable, match="coordinating partitions, but"):
