@@ -71,6 +71,7 @@ def test_a_running_cluster_cannot_be_started_again(cluster):
         cluster.start()
 
 
+@pytest.mark.proof
 def test_a_stopped_cluster_leaves_no_process_and_no_folder(monkeypatch):
     """Also if another process took a port while the nodes started."""
     real, drawn = module.free_ports, []

@@ -18,7 +18,6 @@ LEASES = {
     "crashes": {},
     "twins": {"twins": True, "gives_up": False},
     "failovers": {"failovers": True, "crashes": False, "gives_up": False},
-    "pauses": {"pauses": True, "crashes": False, "gives_up": False},
 }
 GRANTS = {
     "copies": {"in_flight": 1},
@@ -78,6 +77,7 @@ BROKEN_LEASES = [
         {"fences": True} | CALM,
         "S4",
         id="renew-a-fenced-one",
+        marks=pytest.mark.proof,
     ),
     pytest.param(
         None, {"acknowledged": True, "pauses": True} | CALM, "S4", id="on-ack"
@@ -87,6 +87,7 @@ BROKEN_LEASES = [
         {"intervals": ALTERED} | CALM,
         "S4",
         id="renewal-shortens",
+        marks=pytest.mark.proof,
     ),
     pytest.param(
         None,

@@ -21,7 +21,7 @@ from simulator.outcome import RunFailed
 from simulator.sidecar.simulate import HostedSimulation, simulate_hosted
 from simulator.sidecar.world import FAULTS, HostedWorld
 
-SEEDS = slices.seeds_of(quick=range(12), full=400)
+SEEDS = slices.seeds_of(quick=range(8), full=400)
 WARMING_SEEDS = slices.seeds_of(quick=range(8), full=400)
 PLANNING_SEEDS = slices.seeds_of(quick=range(4), full=400)
 BATCH = 4

@@ -456,8 +456,8 @@ def _counts(reading: Reading, topics: Iterable[str]) -> dict[str, int]:
 def guessed_count(claimed: Collection[int]) -> int:
     """Return a partition count that is not known, from the partitions ever claimed.
 
-    It ends with the last of them. Those far above the others do not count: whoever
-    claims partition 2,147,483,647 must not make others go through all below it.
+    It ends with the last of them. Those far above the others do not count: a claim of
+    partition 2,147,483,647 must not make readers go through all below it.
     """
     most = GUESSED_MIN + GUESSED_PER_CLAIM * len(claimed)
     return max((number + 1 for number in claimed if number < most), default=0)

@@ -450,7 +450,7 @@ def test_the_count_of_an_unknown_topic_follows_from_its_claimed_partitions():
 
 
 def test_a_claim_far_above_the_others_does_not_add_partitions_to_a_plan():
-    """Once, whoever claimed it made planners go through all partitions below."""
+    """Once, it made planners go through all partitions below."""
     log = group("c1")
     log.append(claim("c1", key=named(2)))
     log.append(claim("x", key=named(PARTITION_MAX)))
