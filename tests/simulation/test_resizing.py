@@ -393,7 +393,12 @@ VARIANTS = [
         end_without_a_lost_done, 157406089303427, (RESIZE, TRUNCATE), 1, id="no-done"
     ),
     pytest.param(
-        forget_the_change_before, 156954959976338, (RESIZE, TRUNCATE), 4, id="before"
+        forget_the_change_before,
+        156954959976338,
+        (RESIZE, TRUNCATE),
+        4,
+        id="before",
+        marks=pytest.mark.proof,
     ),
     pytest.param(
         claim_where_a_config_is_lost, 121511221558244, WITH_CONFIGS, 4, id="claimed"
