@@ -16,7 +16,7 @@ from kafka_marshal.protocol.hashing import coordinating_partition
 
 # How often a slice, and the full size, must at least reach each outcome.
 OFTEN = slice_of(quick=10, full=100)
-RARELY = slice_of(quick=3, full=30)
+RARELY = slice_of(quick=3, full=20)
 
 
 @given(st.binary(min_size=500, max_size=500))
