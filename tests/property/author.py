@@ -677,7 +677,7 @@ class Author:
             "ends": None,
         }
         fields["new_count"] = fields["old_count"] * self.pick((1, 2, 2, 2, 4))
-        # A hostile process also announces growths to numbers that have no ends.
+        # A growth from more than 4,096 partitions, as hostile ones allow, is malformed.
         rows = self.naive.growths.items()
         known = sorted(name for name, row in rows if row["new_count"] <= GROWN_MAX)
         if known and self.pick((True, True, False)):

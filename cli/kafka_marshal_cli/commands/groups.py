@@ -174,16 +174,13 @@ def _uncovered(call: Call, world: "World", group: str) -> list[presenters.Row]:
 
     For the past, partition counts are guessed from the keys that were ever claimed.
     """
-    from kafka_marshal.protocol.plans import guessed_count
+    from kafka_marshal.protocol.plans import guessed_counts
     from kafka_marshal.views.plan_simulation import closed_topics, uncovered_now
 
     topics = closed_topics(world, group)
     counts: dict[str, int] = {}
     if world.is_past:
-        claimed: dict[str, set[int]] = {}
-        for key, _ in world.claims(group):
-            claimed.setdefault(key.topic, set()).add(key.partition)
-        counts = {topic: guessed_count(each) for topic, each in claimed.items()}
+        counts = guessed_counts(key.topic_partition for key, _ in world.claims(group))
     elif topics:
         counts = call.partition_counts(topics)
     found = uncovered_now(world, group, partition_counts=counts)

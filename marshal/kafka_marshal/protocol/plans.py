@@ -5,7 +5,7 @@ an estimate while log time does not move; the ``vector`` of a Plan identifies it
 that others can repeat it.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -441,26 +441,31 @@ def _leaving(
 
 
 def _counts(reading: Reading, topics: Iterable[str]) -> dict[str, int]:
-    """Return the partition counts of topics; if unknown, the `guessed_count`."""
+    """Return the partition counts of topics, guessed if they are unknown."""
     counts = {topic: reading.counts.get(topic, 0) for topic in topics}
-    claimed: dict[str, set[int]] = {}
-    for world in reading.worlds:
-        for key in world.keys:
-            is_unknown = key.topic in counts and key.topic not in reading.counts
-            if is_unknown and key.group_id == reading.group_id:
-                claimed.setdefault(key.topic, set()).add(key.partition)
-    guessed = {topic: guessed_count(numbers) for topic, numbers in claimed.items()}
-    return counts | guessed
+    unknown = counts.keys() - reading.counts.keys()
+    return counts | guessed_counts(
+        key.topic_partition
+        for world in reading.worlds
+        for key in world.keys
+        if key.topic in unknown and key.group_id == reading.group_id
+    )
 
 
-def guessed_count(claimed: Collection[int]) -> int:
-    """Return a partition count that is not known, from the partitions ever claimed.
+def guessed_counts(claimed: Iterable[TopicPartition]) -> dict[str, int]:
+    """Return the partition counts of topics from the partitions that were ever claimed.
 
-    It ends with the last of them. Those far above the others do not count: a claim of
-    partition 2,147,483,647 must not make readers go through all below it.
+    A topic ends with the last of them. Those far above the others do not count: a claim
+    of partition 2,147,483,647 must not make readers go through all below it.
     """
-    most = GUESSED_MIN + GUESSED_PER_CLAIM * len(claimed)
-    return max((number + 1 for number in claimed if number < most), default=0)
+    numbers: dict[str, set[int]] = {}
+    for topic, number in claimed:
+        numbers.setdefault(topic, set()).add(number)
+    counts = {}
+    for topic, each in numbers.items():
+        most = GUESSED_MIN + GUESSED_PER_CLAIM * len(each)
+        counts[topic] = max((n + 1 for n in each if n < most), default=0)
+    return counts
 
 
 class _KeyReader:

@@ -41,7 +41,7 @@ from kafka_marshal.protocol.planner import (
     fair,
     why_uncovered,
 )
-from kafka_marshal.protocol.plans import guessed_count
+from kafka_marshal.protocol.plans import guessed_counts
 from kafka_marshal.protocol.settings import FAIR, PLANNER
 from kafka_marshal.protocol.state import KeyState, MemberState, WorldState
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
@@ -272,11 +272,9 @@ class _Group:
         for key, state in world.standing().items():
             if key.group_id == self._group_id and key.topic not in RESERVED_TOPICS:
                 known[key.topic_partition] = state, state.keys[key]
-        claimed: dict[str, set[int]] = {}
-        for place in known:
-            if place.topic not in partition_counts:
-                claimed.setdefault(place.topic, set()).add(place.partition)
-        counts |= {topic: guessed_count(each) for topic, each in claimed.items()}
+        counts |= guessed_counts(
+            place for place in known if place.topic not in partition_counts
+        )
         for topic in sorted(counts):
             for number in range(counts[topic]):
                 place = TopicPartition(topic, number)

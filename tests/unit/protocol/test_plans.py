@@ -27,7 +27,7 @@ from kafka_marshal.protocol.plans import (
     Reading,
     digest_of,
     entries_of,
-    guessed_count,
+    guessed_counts,
     is_reserved,
     situation_of,
     slices_of,
@@ -471,7 +471,8 @@ def test_a_claim_far_above_the_others_does_not_add_partitions_to_a_plan():
     ],
 )
 def test_a_count_is_guessed_from_claimed_partitions_that_are_near(claimed, count):
-    assert guessed_count(claimed) == count
+    found = guessed_counts(TopicPartition("t", number) for number in claimed)
+    assert found == ({"t": count} if claimed else {})
 
 
 def test_plan_entries_beyond_the_known_partitions_are_ignored():
