@@ -170,23 +170,20 @@ def _replace_durably(folder: Path) -> None:
     path.replace(folder / "kept")
 
 
-def death_watch(open_pid: Callable[[int], int] | None) -> Check:
+def death_watch(open_pid: Callable[[int], int]) -> Check:
     """Check that a sidecar can detect the death of a process (PROTOCOL 12).
 
     Args:
-        open_pid: ``os.pidfd_open``, None if Python does not have it.
+        open_pid: Opens the pidfd of a process.
     """
     name = "death watch"
-    why = "this system has no pidfd"
-    if open_pid is not None:
-        try:
-            os.close(open_pid(os.getpid()))
-        except OSError as error:
-            why = error.strerror or str(error)
-        else:
-            return Check(name, Result.OK, "the death of a process is detected at once")
-    found = f"{why}: a sidecar here detects a client's death only by its deadline"
-    return Check(name, Result.NOTE, found, "run sidecars on Linux 5.3 or later")
+    try:
+        os.close(open_pid(os.getpid()))
+    except OSError as error:
+        why = error.strerror or str(error)
+        found = f"{why}: a sidecar here detects a client's death only by its deadline"
+        return Check(name, Result.NOTE, found, "run sidecars on Linux 5.3 or later")
+    return Check(name, Result.OK, "the death of a process is detected at once")
 
 
 def open_files(limit: int | None) -> Check:

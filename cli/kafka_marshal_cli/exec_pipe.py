@@ -33,6 +33,7 @@ from kafka_marshal import (
     TopicPartition,
 )
 from kafka_marshal.deadline import Deadline
+from kafka_marshal.system_calls import open_pidfd
 from kafka_marshal_cli import parsing
 from kafka_marshal_cli.follow_loop import POLL_MS, Idle
 from kafka_marshal_cli.presenters import record_object
@@ -76,7 +77,9 @@ class Child:
         self.started_s = time.monotonic()
         self._terminated_at_s: float | None = None
         self._code: int | None = None
-        self._fd = _open_pidfd(self._process.pid)
+        self._fd: int | None = None
+        with contextlib.suppress(OSError):
+            self._fd = open_pidfd(self._process.pid)
         if len(payload) <= PIPE_BYTES_MIN:
             self._feed(payload)
         else:
@@ -141,17 +144,6 @@ class Child:
     def fd(self) -> int | None:
         """A descriptor, readable once the process has ended; None without pidfd."""
         return self._fd
-
-
-def _open_pidfd(pid: int) -> int | None:
-    opened = getattr(os, "pidfd_open", None)
-    if opened is None:
-        return None
-    try:
-        fd: int = opened(pid)
-    except OSError:
-        return None
-    return fd
 
 
 def wait_any(children: Sequence[Child], timeout_ms: int) -> None:

@@ -24,9 +24,11 @@ from typing import IO, TextIO
 
 from fork_program import LENGTH_BYTES
 
+from kafka_marshal.system_calls import open_pidfd
+
 PROGRAM = Path(__file__).with_name("fork_program.py")
 END_S = 60
-CAN_FORK = hasattr(os, "pidfd_open")
+CAN_FORK = sys.platform.startswith("linux")
 
 
 class Forked:
@@ -45,7 +47,7 @@ class Forked:
         self.stdin: TextIO | None = None
         self.stdout: TextIO | None = None
         self.returncode: int | None = None
-        self._death = os.pidfd_open(pid)
+        self._death = open_pidfd(pid)
         weakref.finalize(self, os.close, self._death)
         self._lock = threading.Lock()
 

@@ -50,8 +50,10 @@ def interrupted(
 
     def profile(frame: FrameType, event: str, arg: object) -> None:
         nonlocal left
-        del arg
-        if event in _EVENTS and is_place(frame):
+        # From Python 3.14 a handler may also run when ``with`` has entered a lock. No
+        # code could release the lock then.
+        is_entry = getattr(arg, "__name__", None) == "__enter__"
+        if event in _EVENTS and not is_entry and is_place(frame):
             left -= 1
             if left == -1:
                 sys.setprofile(None)

@@ -1,6 +1,5 @@
 """``marshal doctor``: checks this machine and the cluster, and names remedies."""
 
-import os
 import re
 import sys
 import time
@@ -20,6 +19,7 @@ from kafka_marshal.identity import state_home
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal.protocol.text import abbreviated
 from kafka_marshal.sidecar.config import open_files_max
+from kafka_marshal.system_calls import open_pidfd
 from kafka_marshal.views.log_scan import Arrival
 from kafka_marshal_cli import checks, presenters
 from kafka_marshal_cli.checks import Check, ClockReading, Result
@@ -89,7 +89,7 @@ def machine() -> Iterator[Check]:
     yield java()
     yield checks.state_folder(state_home)
     yield checks.open_files(open_files_max())
-    yield checks.death_watch(getattr(os, "pidfd_open", None))
+    yield checks.death_watch(open_pidfd)
 
 
 def installed(package: str) -> str | None:

@@ -22,6 +22,7 @@ from pathlib import Path
 import attrs
 
 from kafka_marshal.observability.logs import LOGGER_NAME
+from kafka_marshal.system_calls import open_pidfd
 
 # --- Peers -----------------------------------------------------------------------
 
@@ -292,12 +293,12 @@ class DeathWatch:
         """
         unknown = _Process(pid)
         is_full = len(self._by_fd) >= PROCESSES_MAX
-        if self._is_closed or is_full or not hasattr(os, "pidfd_open"):
+        if self._is_closed or is_full:
             return unknown
         if started is not None and not _is_proc_ours():
             return unknown
         try:
-            fd = os.pidfd_open(pid)
+            fd = open_pidfd(pid)
         except OSError as error:
             is_missing = error.errno == errno.ESRCH
             return _Process(pid, is_dead=is_missing and started is not None)

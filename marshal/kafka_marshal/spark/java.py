@@ -28,6 +28,7 @@ from kafka_marshal.kafka_io.settings import (
     fields_of,
 )
 from kafka_marshal.kafka_io.tls_files import stores, version_of
+from kafka_marshal.system_calls import create_memory_file
 
 JAAS = "sasl.jaas.config"
 STORES = (
@@ -371,10 +372,10 @@ def _in_memory(data: bytes) -> str | None:
 
     The file disappears with this process and its forked children, however they end.
     """
-    make = getattr(os, "memfd_create", None)
-    if make is None:
+    try:
+        number = create_memory_file("kafka-marshal-tls")
+    except OSError:
         return None
-    number = make("kafka-marshal-tls")
     os.fchmod(number, 0o600)
     with os.fdopen(number, "wb", closefd=False) as file:
         file.write(data)

@@ -1,5 +1,6 @@
 """`marshal consume --exec`, with real processes: commits, failures, retries, stops."""
 
+import errno
 import json
 import os
 import sys
@@ -445,7 +446,10 @@ def test_a_wait_ends_at_its_timeout():
 
 
 def test_a_system_without_pidfd_polls_for_the_end(monkeypatch):
-    monkeypatch.delattr(os, "pidfd_open", raising=False)
+    def refuse(_pid):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(module, "open_pidfd", refuse)
     monkeypatch.delattr(os, "waitid", raising=False)
     monkeypatch.setattr(module, "POLL_EVERY_S", 0.001)
     child = started("raise SystemExit(3)")

@@ -3,6 +3,7 @@
 import asyncio
 import fcntl
 import gc
+import inspect
 import select
 import socket
 import ssl
@@ -390,7 +391,7 @@ def test_keep_last_data_ignores_a_transport_without_the_internal():
 
 
 def test_kafka_python_has_the_patched_internals():
-    assert asyncio.iscoroutinefunction(KafkaConnectionManager._build_transport)
+    assert inspect.iscoroutinefunction(KafkaConnectionManager._build_transport)
     assert hasattr(KafkaTCPTransport, "_sock_recv")
 
 

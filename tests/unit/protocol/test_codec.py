@@ -502,7 +502,7 @@ def test_a_deeply_nested_record_is_not_encoded():
     for _ in range(100_000):
         deep = [deep]
     with pytest.raises(MalformedRecord):
-        encode_fields(kind_of(beat(0)), [deep])
+        encode(beat(deep))
     while deep:
         (deep,) = deep
 

@@ -384,7 +384,7 @@ def test_a_process_that_cannot_be_watched_is_never_reported_dead(
     with process() as child:
         started = process_monitor.start_time(child.pid)
         with monkeypatch.context() as patch:
-            patch.setattr(os, "pidfd_open", refuse)
+            patch.setattr(process_monitor, "open_pidfd", refuse)
             watched = watch.watch(child.pid, started, on_dead=bell)
         child.kill()
         let_another_die(watch)
@@ -392,7 +392,8 @@ def test_a_process_that_cannot_be_watched_is_never_reported_dead(
 
 
 def test_a_system_without_pidfd_watches_nothing(watch, monkeypatch):
-    monkeypatch.delattr(os, "pidfd_open")
+    monkeypatch.delattr(os, "pidfd_open", raising=False)
+    monkeypatch.setattr(sys, "platform", "darwin")
     _, started = gone()
     for pid in (os.getpid(), 10_000_000):
         assert not watch.watch(pid, started, on_dead=Bell()).is_dead

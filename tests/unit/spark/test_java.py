@@ -1,6 +1,7 @@
 """How Java's security settings are translated, without showing a secret."""
 
 import datetime as dt
+import errno
 import itertools
 import os
 import pickle
@@ -163,7 +164,11 @@ def kept(request, monkeypatch):
     java._in_memory.cache_clear()
     java._files.clear()
     if request.param == "folder":
-        monkeypatch.delattr(os, "memfd_create", raising=False)
+
+        def refuse(_name):
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+        monkeypatch.setattr(java, "create_memory_file", refuse)
     elif request.param == "no /proc":
         monkeypatch.setattr(os, "access", lambda *_: False)
     yield
