@@ -29,6 +29,14 @@ def whole_number(text: str, *, most: int = OFFSET_MAX) -> int | None:
     return found if found <= most else None
 
 
+def encodable(text: str) -> str:
+    """Return a text with a question mark for each character that UTF-8 cannot encode.
+
+    Texts from the environment may have such characters, for bytes that are not UTF-8.
+    """
+    return text.encode(errors="replace").decode()
+
+
 class TimestampType(IntEnum):
     """Who set a Kafka record's timestamp (wire values of Kafka)."""
 

@@ -13,6 +13,7 @@ from kafka_marshal.protocol.types import (
     Token,
     TokenAfterSeek,
     TopicPartition,
+    encodable,
     seek_count_of,
     whole_number,
 )
@@ -171,3 +172,7 @@ def test_offset_ranges_sort_by_their_first_offset():
         OffsetRange(0, 9),
         OffsetRange(5, 6),
     ]
+
+
+def test_a_text_that_utf_8_cannot_encode_gets_question_marks():
+    assert encodable("h\udc80\U0001f600") == "h?\U0001f600"
