@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from logkit import (
     KEY,
     START_MS,
+    H,
     Log,
     all_records,
+    config,
     decide,
     fence,
     fold,
@@ -89,6 +91,14 @@ def goes_on(state):
                     value=value,
                 ),
             )
+
+
+def test_a_snapshot_at_the_end_of_log_time_is_read():
+    log = Log(configured=False)
+    log.append(config(), at=OFFSET_MAX)
+    log.append(release(log.claimed(), successor="c2"))
+    assert log.key(KEY).handoff == ("c2", OFFSET_MAX + H // 2)
+    assert read(to_bytes(log.state)) == log.state
 
 
 anything = st.recursive(

@@ -156,7 +156,7 @@ class Change:
                 if source.done_ms is not None:
                     continue
                 state = self.logs[source.partition].state
-                keys = moving_keys(state, log.state.partition)
+                keys = [key for key in moving_keys(state) if self.target(key) is log]
                 items = [item_of(key, state.keys[key]) for key in keys]
                 record = layout_done(len(keys), source=source.partition, op=self.op)
                 record = msgspec.structs.replace(record, digest=digest_of(items))

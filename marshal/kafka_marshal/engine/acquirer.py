@@ -18,7 +18,7 @@ from kafka_marshal.protocol.claiming import (
 )
 from kafka_marshal.protocol.records import ClaimingPartition, Resume
 from kafka_marshal.protocol.state import KeyState, why_to_tags
-from kafka_marshal.protocol.types import Key
+from kafka_marshal.protocol.types import Key, encodable
 
 JITTER_FREE_MS_MAX = 50
 JITTER_TAKEOVER_MS_MAX = 1_000
@@ -234,4 +234,4 @@ class Acquirer:
             state = f"{known.owner.client_id} is stale"
         else:
             state = "free"
-        return f"{holding.why}; {state}" if holding.why else state
+        return encodable(f"{holding.why}; {state}") if holding.why else state

@@ -442,6 +442,7 @@ class Engine:
                 self.context.observe("replica_diverged", fields)
         elif first.effect in LAYOUT_CHANGES:
             self._reload_config()
+            self._end_dropped(partition)
         elif first.effect == "reset":
             # PROTOCOL 7.6: none of its keys has an owner any more.
             fields = {"partition": partition, "offset": first.offset}
@@ -450,6 +451,19 @@ class Engine:
                 session.forget(partition)
             place_of = self.context.partition_of
             self.rebuilder.grants.forget(lambda key: place_of(key) == partition)
+
+    def _end_dropped(self, partition: int) -> None:
+        """End the claims of keys that a partition has dropped while they were in use.
+
+        Only a writer that begins the partition again, or ends a change before all keys
+        are imported, causes that (SECURITY.md).
+        """
+        keys = self.context.replicas[partition].world.keys
+        for session in self._sessions.values():
+            for holding in list(session.holdings.values()):
+                is_there = holding.claim.is_owned and holding.coordinator == partition
+                if is_there and holding.key not in keys:
+                    session.abandon(holding, reason="fenced")
 
     def _notify_checkpointer(
         self, partition: int, transitions: tuple[Transition, ...], *, now_ms: int

@@ -222,7 +222,11 @@ class Heartbeater:
             if partition not in partitions:
                 continue
             world = self._context.replicas[partition].world
-            age_ms = world.keys[holding.key].age_ms(world.now_ms)
+            known = world.keys.get(holding.key)
+            # A key that was dropped, because it was forgotten or has moved, was stale.
+            age_ms = 2 * holding.claim.heartbeat_interval_ms + 1
+            if known is not None:
+                age_ms = known.age_ms(world.now_ms)
             surplus_ms = holding.claim.surplus_ms(now_ms, log_elapsed_ms=age_ms)
             if surplus_ms > STEP_MS_MIN:
                 holding.claim.shorten(surplus_ms)

@@ -32,7 +32,7 @@ from kafka_marshal.protocol.records import (
     Member,
 )
 from kafka_marshal.protocol.state import ACCEPTED, Transition, WorldState
-from kafka_marshal.protocol.types import Key, Owner
+from kafka_marshal.protocol.types import Key, Owner, encodable
 
 from .context import Context
 from .heartbeats import INTERVALS_PER_H
@@ -75,7 +75,7 @@ class Announcer:
         self._outbox = outbox
         self._labels = dict(labels)
         self._began_ms = context.now_ms
-        self._host = host[:255]
+        self._host = encodable(host[:255])
         self._due_ms = 0
         # Home, offset and log time of the first announcement that still counts.
         self._first_home: int | None = None

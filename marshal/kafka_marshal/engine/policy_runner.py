@@ -98,7 +98,7 @@ class PolicyRunner:
         call_of, asked, self._call = self._call, self._asked, None
         assert asked is not None
         error = call_of.exception(0)
-        problem = repr(error) if error else _problem(call_of.result(0), asked)
+        problem = repr(error) if error else _problem_of(call_of.result(0), asked)
         if problem is not None:
             self._report(problem[:ERROR_CHARS_MAX], context)
             # Past releases are done; only the claims of the last plan stay in force.
@@ -124,8 +124,15 @@ class PolicyRunner:
             context.observe("policy_failed", {"policy": name, "error": problem})
 
 
-def _problem(plan: object, view: View) -> str | None:
+def _problem_of(plan: object, view: View) -> str | None:
     """Return why a plan is invalid, None for a valid one."""
+    try:
+        return _problem(plan, view)
+    except Exception as error:  # noqa: BLE001 - of objects that the policy returned
+        return repr(error)
+
+
+def _problem(plan: object, view: View) -> str | None:
     if not isinstance(plan, Plan):
         return f"it returned {type(plan).__name__}, not a Plan"
     # Custom policies may not follow the type hints.
@@ -138,7 +145,7 @@ def _problem(plan: object, view: View) -> str | None:
         return "why must be a mapping"
     mine = {key.key: key.is_mine for key in view.keys} if claim or release else {}
     for key in claim:
-        if key not in mine:
+        if not isinstance(key, Key) or key not in mine:
             return f"it claims {key!r}, which is not in the view"
     for each in release:
         problem = _release_problem(each, mine)
@@ -148,7 +155,8 @@ def _problem(plan: object, view: View) -> str | None:
 
 
 def _release_problem(release: object, mine: Mapping[Key, bool]) -> str | None:
-    if not isinstance(release, Release) or not mine.get(release.key):
+    key: Any = release.key if isinstance(release, Release) else None
+    if not isinstance(release, Release) or not (isinstance(key, Key) and mine.get(key)):
         return f"it releases {release!r}, which is not held by this client"
     successor: Any = release.successor
     reason: Any = release.reason

@@ -14,7 +14,7 @@ from kafka_marshal.protocol.planner import DRAINED, PLANNED, SURPLUS
 from kafka_marshal.protocol.plans import RESTART
 from kafka_marshal.protocol.records import ReleasingPartition
 from kafka_marshal.protocol.state import Transition
-from kafka_marshal.protocol.types import Key
+from kafka_marshal.protocol.types import Key, encodable
 
 REASON_CHARS_MAX = 250  # a reason is 1 KiB at most, a character 4 bytes at most
 
@@ -72,7 +72,7 @@ class ReleaseRetrier:
         is_there = ghost is not None and ghost.partition == holding.coordinator
         if is_there and ghost is not None and ghost.epoch > claim.epoch:
             return  # a later claim of this client has replaced this one in the log
-        text = f"{reason}: {detail}"[:REASON_CHARS_MAX] if detail else reason
+        text = f"{reason}: {encodable(detail)}"[:REASON_CHARS_MAX] if detail else reason
         pending = _PendingRelease(
             partition=holding.coordinator,
             epoch=claim.epoch,

@@ -33,6 +33,7 @@ from kafka_marshal.protocol.records import (
     StagedTopic,
     StagePosition,
 )
+from kafka_marshal.protocol.types import encodable
 
 R = TypeVar("R", bound=Record)
 
@@ -207,8 +208,7 @@ def person_to_tags(
 
 def person_text(person: str, bytes_max: int = PERSON_BYTES_MAX) -> str:
     """Return the name of a person for tags, cut to the maximum length."""
-    # A name from the environment may hold bytes that are not UTF-8.
-    text = person[:PERSON_CHARS_MAX].encode(errors="replace")[:bytes_max]
+    text = encodable(person[:PERSON_CHARS_MAX]).encode()[:bytes_max]
     return text.decode(errors="ignore")
 
 

@@ -5,7 +5,6 @@ Part of the rationalizer: only ``rationalizer.apply`` calls these.
 
 from collections.abc import Callable
 from heapq import heappop, heappush
-from sys import intern
 from typing import Any
 
 from kafka_marshal.protocol import judging, layout
@@ -32,7 +31,7 @@ from kafka_marshal.protocol.state import (
     note_claim,
     note_release,
 )
-from kafka_marshal.protocol.types import Key, Owner
+from kafka_marshal.protocol.types import Key, Owner, shared
 
 FORGOTTEN_PER_ENTRY_MAX = 8
 
@@ -69,8 +68,8 @@ def _claim(step: Step, record: ClaimingPartition) -> Transitions:
 
 
 def _shared(key: Key) -> Key:
-    """Return a key with interned names, which saves memory with many keys."""
-    return Key(intern(key.group_id), intern(key.topic), key.partition)
+    """Return a key with shared names, which saves memory with many keys."""
+    return Key(shared(key.group_id), shared(key.topic), key.partition)
 
 
 def _new_key(state: WorldState, key: Key) -> KeyState:
@@ -91,7 +90,7 @@ def _new_key(state: WorldState, key: Key) -> KeyState:
 
 def _install_owner(step: Step, record: ClaimingPartition, known: KeyState) -> None:
     state = step.state
-    known.owner = Owner(intern(record.client_id), record.incarnation)
+    known.owner = Owner(shared(record.client_id), record.incarnation)
     known.epoch = step.entry.offset
     known.epoch_leader_epoch = state.leader_epoch or 0
     known.renewed_ms = known.active_ms = state.now_ms
@@ -196,9 +195,9 @@ def _batch_heartbeat(step: Step, record: BatchHeartbeat) -> Transitions:
         return (step.refused("limits"),)
     # The busiest loop of a large fleet: look up what does not change before it.
     keys, find, dirty = state.keys, state.epochs.get, state.dirty
-    # Names of keys and owners are interned, so that these compare by identity.
-    group_id = intern(record.group_id)
-    sender = (intern(record.client_id), record.incarnation)
+    # Names of keys and owners are shared, so that these compare by identity.
+    group_id = shared(record.group_id)
+    sender = (shared(record.client_id), record.incarnation)
     offset, now_ms = step.entry.offset, state.now_ms
     group = state.groups.get(group_id)
     is_paused = group is not None and bool(group.pauses)

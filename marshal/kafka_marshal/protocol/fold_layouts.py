@@ -9,7 +9,6 @@ these records have checked what must hold between partitions.
 """
 
 from collections.abc import Callable
-from sys import intern
 from typing import Any
 
 from kafka_marshal.protocol import judging
@@ -61,7 +60,7 @@ from kafka_marshal.protocol.state import (
     Transitions,
     WorldState,
 )
-from kafka_marshal.protocol.types import Key
+from kafka_marshal.protocol.types import Key, shared
 
 
 def _fence(step: Step, record: LayoutFence) -> Transitions:
@@ -236,7 +235,7 @@ def _import_key(step: Step, named: Key, item: ImportedKey, *, h_ms: int) -> Tran
     state = step.state
     if named in state.keys:
         return step.ignored("known", named)
-    key = Key(intern(named.group_id), intern(named.topic), named.partition)
+    key = Key(shared(named.group_id), shared(named.topic), named.partition)
     successor, previous = item.successor, item.previous
     known = KeyState(
         owner=None,

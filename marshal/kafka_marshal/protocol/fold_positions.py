@@ -76,7 +76,7 @@ def _stage(step: Step, record: StagePosition) -> Transitions:
 def _lock(step: Step, named: Key, lock: Lock) -> Transition:
     state = step.state
     known = state.keys[named]
-    key = state.epochs.get(known.epoch, named)  # equal, with interned names
+    key = state.epochs.get(known.epoch, named)  # equal, with shared names
     if known.lock is None:
         known.owner = known.handoff = known.offer = None
         known.lock = lock

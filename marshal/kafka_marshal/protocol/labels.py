@@ -6,7 +6,7 @@ member without a label has the default. All functions here accept any labels.
 
 from collections.abc import Iterable, Mapping
 
-from kafka_marshal.protocol.types import TopicPartition, whole_number
+from kafka_marshal.protocol.types import TopicPartition, encodable, whole_number
 
 LAGGING_LABEL = "lagging"
 WARMS_LABEL = "warms"
@@ -99,6 +99,8 @@ def problem_of(name: str, text: str) -> str | None:
         return (
             f"must have a name, and both name and text {_TEXT_MAX} characters at most"
         )
+    if encodable(name + text) != name + text:
+        return "has characters that UTF-8 cannot encode; give another name or text"
     if name == TARGET_LABEL and number_of({name: text}, name) is None:
         return f"is {text!r}, which is no whole number"
     return None

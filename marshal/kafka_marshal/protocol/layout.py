@@ -168,16 +168,9 @@ def group_items(
     return settings, directives
 
 
-def moving_keys(state: WorldState, target: int | None = None) -> list[Key]:
-    """Return the moving keys, sorted; only those that move to ``target``, if given."""
-    assert state.config is not None
-    count = state.config.partition_count
-    return [
-        key
-        for key in sorted(state.keys)
-        if is_moving(state, key)
-        and (target is None or place_of(key, partition_count=count) == target)
-    ]
+def moving_keys(state: WorldState) -> list[Key]:
+    """Return the moving keys, sorted."""
+    return [key for key in sorted(state.keys) if is_moving(state, key)]
 
 
 def item_of(key: Key, known: KeyState) -> ImportedKey:

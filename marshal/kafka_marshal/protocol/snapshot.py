@@ -103,6 +103,10 @@ _fields_of = attrgetter(
 )
 
 
+Deadline = Annotated[int, Meta(ge=-(2**63))]
+"""A log time, which ends at the largest offset, plus half a heartbeat interval."""
+
+
 class _Header(Fields, frozen=True, kw_only=True):
     tag: Literal["header"]
     partition: Partition
@@ -136,7 +140,7 @@ class _Key(Fields, frozen=True, kw_only=True):
     resume_hash: Hash | None
     lock: Lock | None
     previous: tuple[Id, Next | None, Next | None] | None
-    handoff: tuple[Name, Time] | None
+    handoff: tuple[Name, Deadline] | None
     # Left out if empty, so that keys without an offer keep their digests.
     more: Annotated[tuple[_Offer, ...], Meta(max_length=1)] = ()
 

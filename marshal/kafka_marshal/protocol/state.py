@@ -9,7 +9,6 @@ output, and the notes about why keys changed hands.
 from collections import deque
 from heapq import heapify, heappush
 from operator import attrgetter
-from sys import intern
 from typing import NamedTuple
 
 import attrs
@@ -49,7 +48,7 @@ from kafka_marshal.protocol.records import (
     ReleasingPartition,
 )
 from kafka_marshal.protocol.settings import NO_SETTINGS, Settings
-from kafka_marshal.protocol.types import Key, LogEntry, Owner, Token
+from kafka_marshal.protocol.types import Key, LogEntry, Owner, Token, shared
 
 RING_ENTRIES_MAX = 32
 RING_VALUE_BYTES = 64
@@ -824,8 +823,8 @@ def why_of(record: ClaimingPartition) -> str | None:
     tags = record.tags
     found = None if isinstance(tags, UnsetType) else decode_tags(tags)
     why = (found or {}).get(WHY)
-    # Interned, because a client claims many keys for the same reason.
-    return intern(why[:WHY_CHARS_MAX]) if isinstance(why, str) else None
+    # Shared, because a client claims many keys for the same reason.
+    return shared(why[:WHY_CHARS_MAX]) if isinstance(why, str) else None
 
 
 def note_claim(

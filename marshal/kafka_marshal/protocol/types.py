@@ -29,6 +29,32 @@ def whole_number(text: str, *, most: int = OFFSET_MAX) -> int | None:
     return found if found <= most else None
 
 
+def encodable(text: str) -> str:
+    """Return a text with a question mark for each character that UTF-8 cannot encode.
+
+    Texts from the environment may have such characters, for bytes that are not UTF-8.
+    """
+    return text.encode(errors="replace").decode()
+
+
+SHARED_TEXTS_MAX = 65_536
+_shared_texts: dict[str, str] = {}
+
+
+def shared(text: str) -> str:
+    """Return an equal text, the same object for the same recent text.
+
+    The names of many keys then take the memory of one, and compare faster. Python 3.12
+    never frees what ``sys.intern`` returns, and the log may have any number of names.
+    """
+    known = _shared_texts.get(text)
+    if known is None:
+        if len(_shared_texts) >= SHARED_TEXTS_MAX:
+            _shared_texts.clear()
+        known = _shared_texts[text] = text
+    return known
+
+
 class TimestampType(IntEnum):
     """Who set a Kafka record's timestamp (wire values of Kafka)."""
 

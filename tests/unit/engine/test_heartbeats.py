@@ -25,6 +25,7 @@ from kafka_marshal.engine.heartbeats import FAR_MS, _ClockLead
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
+    ForgettingPartition,
     Heartbeat,
     ReleasingPartition,
 )
@@ -162,6 +163,22 @@ def test_a_forward_clock_step_shortens_leases(cluster):
     shorter_ms = before.hard_until_ms - claim_of(node).lease.hard_until_ms
     assert 650 <= shorter_ms <= 700
     assert node.observer.named("clock_step")[0].fields["surplus_ms"] == shorter_ms
+
+
+def test_a_key_that_is_forgotten_as_the_clock_steps_ends_its_claim_alone(cluster):
+    node = owning(cluster)
+    lost = claim_of(node)
+    cluster.run(H)
+    cluster.kafka.set_skew(0, 3 * H)
+    admin = {"client_id": "admin", "incarnation": b"a" * 16, "seq": 1}
+    key = {"group_id": "g", "topic": "t", "partition": 0, "epoch": lost.epoch}
+    write(cluster, ForgettingPartition(**admin, **key))
+    cluster.run(20)
+    assert "forgotten" in {line.transition.effect for line in lines(cluster)}
+    assert lost.ending.reason == "lease_expired"
+    cluster.run(2 * H)
+    assert node.engine.failure is None
+    assert claim_of(node).epoch > lost.epoch
 
 
 def test_a_clock_step_is_one_event_however_many_leases_it_shortens():

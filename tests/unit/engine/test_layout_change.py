@@ -53,6 +53,7 @@ from kafka_marshal.protocol.records import (
 )
 from kafka_marshal.protocol.snapshot import to_bytes
 from kafka_marshal.protocol.types import Key
+from simulator.fakestore import AppendFate
 
 
 def fleet(names="ab", before=2, *, delivery=ALO, records=20, **rest):
@@ -366,6 +367,22 @@ def test_members_announce_the_new_generation_to_the_homes_under_both_counts():
     assert (Counter(announced()) - counts).keys() == {(after, "2")}
     members = fold(cluster, after).live_members("g1")
     assert [member.record.client_id for member in members] == ["a"]
+
+
+def test_a_partition_that_begins_again_ends_the_claims_of_its_keys_alone():
+    """Any writer can do that; no member does while the keys are in use."""
+    cluster, (reading,) = fleet("a")
+    held = dict(reading.node.held)
+    cluster.fates["a"] = AppendFate(delay_ms=2 * H)  # no beat is ignored before
+    begun = msgspec.structs.replace(fence_to(cluster, 2), from_count=1)
+    write(cluster, begun, 1)
+    cluster.run(H // 2)
+    assert reading.node.engine.failure is None
+    endings = {
+        holding.coordinator: holding.claim.ending and holding.claim.ending.reason
+        for holding in held.values()
+    }
+    assert endings == {0: None, 1: "fenced"}
 
 
 def test_a_lost_fence_of_partition_0_is_appended_again():

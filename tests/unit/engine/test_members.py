@@ -83,6 +83,12 @@ def test_topics_and_labels_of_any_length_fit_a_record(cluster, text):
     assert list(named) == topics[: len(named)]
 
 
+def test_the_name_of_a_host_that_is_not_utf_8_is_announced_all_the_same(cluster):
+    node = cluster.node("a", spec=spec(), host="h\udc80")
+    cluster.run_until(lambda: node.held, 2 * H)
+    assert {line.record.host for line in of(cluster, "a", Member)} == {"h?"}
+
+
 def test_a_member_announces_how_far_it_has_applied_the_log():
     """It lags by the entries in flight; while stopped, by all later entries, too."""
     cluster = world(partitions=2, records=[1] * 4)

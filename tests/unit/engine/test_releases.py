@@ -12,11 +12,32 @@ from enginekit import (
     write,
 )
 
+from kafka_marshal.policies import Plan, Release
 from kafka_marshal.protocol.records import (
     ClaimingPartition,
     ReleasingPartition,
 )
+from kafka_marshal.protocol.state import why_of
 from simulator.fakestore import AppendFate
+
+
+def test_texts_of_a_policy_that_are_not_utf_8_are_written_all_the_same(cluster):
+    def policy(view):
+        keys = {each.key: each.is_mine for each in view.keys}
+        release = tuple(
+            Release(key=key, successor=None, reason="tired", detail="d\udc80")
+            for key, is_mine in keys.items()
+            if is_mine
+        )
+        return Plan(tuple(keys), release, dict.fromkeys(keys, "w\udc80"))
+
+    cluster.node("a", spec=spec(policy=policy))
+    cluster.node("b", spec=spec())
+    cluster.run_until(lambda: of(cluster, "a", ReleasingPartition), 4 * H)
+    (claimed, *_) = of(cluster, "a", ClaimingPartition)
+    assert why_of(claimed.record).startswith("w?; ")
+    assert of(cluster, "a", ReleasingPartition)[0].record.reason == "tired: d?"
+
 
 # --- Ghosts (PROTOCOL 5.3) ---
 

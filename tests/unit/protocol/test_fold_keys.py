@@ -1,3 +1,5 @@
+from sys import getrefcount
+
 import pytest
 from logkit import (
     INC_AGAIN,
@@ -140,6 +142,16 @@ def test_equal_names_of_several_keys_share_one_string(owned):
     assert first.topic is second.topic
     assert one.owner.client_id is another.owner.client_id
     assert list(owned.state.epochs.values()) == [first, second]
+
+
+def test_the_names_that_a_log_has_are_freed(log):
+    """Python 3.12 frees no text that ``sys.intern`` returned."""
+    key, client = Key("a-group", "a-topic", 0), "a-client"
+    log.claimed(client, key=key)
+    log.append(batch((1, None), client=client, group=key.group_id))
+    (known,) = log.state.keys
+    for name in (known.group_id, known.topic, log.state.keys[known].owner.client_id):
+        assert getrefcount(name) < 1_000
 
 
 # --- Batches ---

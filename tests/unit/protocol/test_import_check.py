@@ -55,8 +55,8 @@ def test_an_import_equal_to_its_source_is_no_difference(before, after):
     assert bench.check.is_waiting
     assert bench.found() == []
     assert not bench.check.is_waiting
-    keys = moving_keys(bench.source.state, bench.target.state.partition)
-    items = [item_of(key, bench.source.key(key)) for key in keys]
+    assert moving_keys(bench.source.state) == [bench.key]
+    items = [item_of(bench.key, bench.source.key(bench.key))]
     assert bench.append(bench.done(1, digest=digest_of(items))).effect == "layout_done"
     bench.check.take(bench.target.state, ())
     assert bench.found() == []

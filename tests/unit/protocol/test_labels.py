@@ -87,3 +87,5 @@ def test_a_user_label_of_the_engine_or_of_invalid_length_is_rejected():
     assert "by the engine" in (problem_of("fails:t", "1") or "")
     for name, text in (("", ""), ("n" * 256, ""), ("n", "t" * 256)):
         assert "255 characters" in (problem_of(name, text) or "")
+    for name, text in (("rack", "r\udc80"), ("r\udc80", "1")):
+        assert "UTF-8" in (problem_of(name, text) or "")

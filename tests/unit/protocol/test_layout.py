@@ -180,10 +180,9 @@ def test_a_group_is_importing_until_its_source_is_done():
     assert not is_importing_group(fewer.state, REMAINS)
 
 
-def test_moving_keys_can_be_limited_to_one_target():
+def test_moving_keys_are_those_that_the_new_count_places_elsewhere():
     log, *_ = source_log()
-    assert moving_keys(log.state) == moving_keys(log.state, 1) == [KEY]
-    assert moving_keys(log.state, 0) == []
+    assert moving_keys(log.state) == [KEY]
 
 
 def test_the_item_of_an_imported_key_equals_the_import():

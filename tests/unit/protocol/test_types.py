@@ -2,6 +2,7 @@ import pickle
 
 import pytest
 
+from kafka_marshal.protocol import types
 from kafka_marshal.protocol.types import (
     OFFSET_MAX,
     PARTITION_MAX,
@@ -13,7 +14,9 @@ from kafka_marshal.protocol.types import (
     Token,
     TokenAfterSeek,
     TopicPartition,
+    encodable,
     seek_count_of,
+    shared,
     whole_number,
 )
 
@@ -171,3 +174,20 @@ def test_offset_ranges_sort_by_their_first_offset():
         OffsetRange(0, 9),
         OffsetRange(5, 6),
     ]
+
+
+def test_a_text_that_utf_8_cannot_encode_gets_question_marks():
+    assert encodable("h\udc80\U0001f600") == "h?\U0001f600"
+
+
+def test_a_shared_text_is_one_object():
+    one, other = (b"long text".decode() for _ in range(2))
+    assert one is not other
+    assert shared(one) is shared(other)
+
+
+def test_the_number_of_shared_texts_is_bounded(monkeypatch):
+    monkeypatch.setattr(types, "SHARED_TEXTS_MAX", 10)
+    for number in range(100):
+        assert shared(f"text {number}") == f"text {number}"
+        assert len(types._shared_texts) <= 10
