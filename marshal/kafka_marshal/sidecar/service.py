@@ -364,18 +364,18 @@ class SidecarService:
         with self._engine.changed:
             self._require_open()
             group, client = self._find(who)
-            own = [
-                names
-                for names in group.table.single_claims.values()
-                if client.client_id in names
+            key = Key(who.group_id, topic, partition)
+            others = [
+                other
+                for other, names in group.table.single_claims.items()
+                if other != key and client.client_id in names
             ]
-            if len(own) >= CLAIMS_MAX:
+            if len(others) >= CLAIMS_MAX:
                 raise ConfigurationError(
                     f"client {client.client_id!r} claims {CLAIMS_MAX} partitions one "
                     "by one, the most; consume their topics instead",
                     setting="partition",
                 )
-            key = Key(who.group_id, topic, partition)
             if client.accept_claim_request(key, request, is_on=True):
                 group.add_single_claim(client, key)
                 self._engine.act(group.session)

@@ -51,6 +51,7 @@ from kafka_marshal.protocol.records import (
 )
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api
+from kafka_marshal.sidecar import service
 from kafka_marshal.sidecar.health import State
 from kafka_marshal.sidecar.process_monitor import Caller
 from simulator.fakestore import AppendFate
@@ -533,6 +534,18 @@ def test_two_sidecars_report_the_same_world(cluster, machine):
     }
     assert owners == {"host-1"}
     assert a.valid
+
+
+def test_a_claim_is_repeated_at_the_limit_of_claims(cluster, machine, monkeypatch):
+    """As after a restart of the sidecar: a refusal would end the client for good."""
+    monkeypatch.setattr(service, "CLAIMS_MAX", 2)
+    a = Local(machine, "a", pid=1)
+    a.claim(0)
+    a.claim(1)
+    with pytest.raises(ConfigurationError, match="claims 2 partitions one by one"):
+        a.claim(2)
+    a.claim(0)
+    run_until(cluster, [a], lambda: len(a.valid) == 2, 3 * H)
 
 
 def test_the_owners_of_a_topic_match_the_claims_of_the_world(cluster, machine):
