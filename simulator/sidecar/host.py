@@ -54,9 +54,16 @@ class Deaths:
         self._watched: list[Watched] = []
         self._dead: set[int] = set()
 
-    def watch(self, pid: int, started: int, *, on_dead: Callable[[], None]) -> Watched:
-        """Watch a process."""
-        del started
+    def watch(
+        self,
+        pid: int,
+        started: int,
+        *,
+        children: tuple[int, ...],
+        on_dead: Callable[[], None],
+    ) -> Watched:
+        """Watch a process; its children die with it here."""
+        del started, children
         found = Watched(pid, is_dead=pid in self._dead, on_dead=on_dead)
         self._watched.append(found)
         return found

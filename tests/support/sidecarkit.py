@@ -21,10 +21,10 @@ BEAT_MS = 400
 class FakeWatched:
     """A watched process that a test can end."""
 
-    def __init__(self, on_dead):
+    def __init__(self, children, on_dead):
         self.on_dead = on_dead
         self.is_dead = self.is_closed = False
-        self.children = ()
+        self.children = tuple(children)
 
     def replace(self, pids):
         self.children = tuple(pids)
@@ -41,8 +41,8 @@ class FakeWatch:
         self.watched = []
         self.dead = set()
 
-    def watch(self, pid, started, *, on_dead):
-        found = FakeWatched(on_dead)
+    def watch(self, pid, started, *, children=(), on_dead):
+        found = FakeWatched(children, on_dead)
         found.pid = pid  # type: ignore[attr-defined]
         found.is_dead = pid in self.dead
         self.watched.append(found)

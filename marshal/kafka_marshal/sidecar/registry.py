@@ -249,11 +249,11 @@ class ClientRegistry:
             journaled.client_id,
             api.RegisterRequest(instance=journaled.instance, beat_ms=journaled.beat_ms),
             peer=Peer(journaled.pid, None, journaled.started),
+            children=journaled.children,
         )
         client.mark_away(self._context.now_ms)
         client.specs = dict(journaled.specs)
         client.generation = journaled.generation
-        self.set_children(client, journaled.children)
         # Earlier releases wrote no numbers of requests.
         claims = zip_longest(journaled.claims, journaled.claim_requests)
         for (topic, partition), request in claims:
@@ -323,6 +323,7 @@ class ClientRegistry:
         registration: api.RegisterRequest,
         *,
         peer: Peer,
+        children: tuple[int, ...] = (),
     ) -> Client:
         count = sum(len(other.table.clients) for other in self.groups.values())
         if count >= CLIENTS_MAX:
@@ -342,6 +343,7 @@ class ClientRegistry:
                 begin=self._context.now_ms,
             ),
             seen_ms=self._context.now_ms,
+            children=children,
         )
         if before is not None:
             # The place was reserved for this process, so no partition moves.
@@ -414,8 +416,13 @@ class ClientRegistry:
         if peer.pid is None or peer.started is None:
             client.watched = None
             return
+        # The children from the start: a client whose own process is dead already would
+        # be evicted before they are added.
         client.watched = self._watch.watch(
-            peer.pid, peer.started, on_dead=partial(self._on_dead, group, client)
+            peer.pid,
+            peer.started,
+            children=client.children,
+            on_dead=partial(self._on_dead, group, client),
         )
 
     def _on_dead(self, group: LocalGroup, client: Client) -> None:

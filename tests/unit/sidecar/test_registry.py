@@ -4,7 +4,7 @@ import pytest
 from enginekit import (
     H,
 )
-from sidecarkit import Local, having, run, run_until
+from sidecarkit import FakeWatched, Local, Machine, having, run, run_until
 
 from kafka_marshal.errors import (
     ClaimLost,
@@ -50,6 +50,27 @@ def test_a_process_can_register_again(machine):
     assert not a.registered.was_known
     a.register()
     assert a.registered.was_known
+
+
+def test_children_stay_with_a_client_whose_process_is_replaced(cluster, machine):
+    a = having(machine)
+    machine.service.children(a.who, api.Children(pids=(7, 8)))
+    a.pid = 2
+    a.register()
+    assert machine.watch.watched[-1].children == (7, 8)
+
+
+def test_a_restarted_sidecar_watches_children_from_the_start(
+    cluster, tmp_path, monkeypatch
+):
+    """If their parent died meanwhile, its death could be reported before."""
+    machine = Machine(cluster, state_dir=tmp_path)
+    a = having(machine)
+    machine.service.children(a.who, api.Children(pids=(7, 8)))
+    run(cluster, [a], H)
+    monkeypatch.delattr(FakeWatched, "replace")
+    machine.restart()
+    assert machine.watch.watched[-1].children == (7, 8)
 
 
 def test_two_living_processes_of_one_name_conflict(machine):
