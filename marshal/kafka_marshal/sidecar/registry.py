@@ -7,6 +7,7 @@ from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
+from kafka_marshal.admin.formatting import HEARTBEAT_MS_LONGEST
 from kafka_marshal.config import Membership
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine import Session, Subscription
@@ -229,7 +230,8 @@ class ClientRegistry:
     def _restore_unexpired(self, group: LocalGroup, journaled: JournaledClient) -> None:
         """Reserve the keys that a client of the previous process may still use."""
         now_ms = self._context.now_ms
-        latest_ms = now_ms + 2 * self._context.heartbeat_interval_ms
+        # The present interval may be lower than the one that the deadlines are of.
+        latest_ms = now_ms + 2 * HEARTBEAT_MS_LONGEST
         for key in journaled.keys:
             until_ms = min(key.until_ms, latest_ms)
             if now_ms < until_ms:

@@ -659,6 +659,22 @@ def test_another_process_of_the_name_is_refused_until_the_deadline(cluster, mach
     Local(machine, "a")
 
 
+def test_a_lower_heartbeat_interval_ends_no_deadline_of_before(cluster, machine):
+    """Lowered while the sidecar was down: the deadlines are of the old interval."""
+    a = having(machine)
+    machine.crash()
+    for t in (0, 1):
+        config = replace(
+            cluster.config, generation=2, era=2, heartbeat_interval_ms=H // 3
+        )
+        write(cluster, config, t)
+    machine.start()
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    wait_for_deadlines(cluster, a, b)
+    run_until(cluster, [b], lambda: len(b.valid) == 8, H)
+
+
 def test_deadlines_survive_two_restarts(cluster, machine):
     a = having(machine)
     machine.restart()
