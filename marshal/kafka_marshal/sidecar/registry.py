@@ -86,9 +86,10 @@ class ClientRegistry:
             return 0
         deadline = Deadline(timeout_ms, self._context.ports.clock.now_ms)
         home = self._state_dir / self._context.settled.format_id.hex()
-        found = sorted(home.glob(f"g=*/c={self._client_id}/{FILE_NAME}"))
-        for path in found[:GROUPS_MAX]:
-            group_id = path.parent.parent.name.removeprefix("g=")
+        paths = sorted(home.glob(f"g=*/c={self._client_id}/{FILE_NAME}"))
+        found = [path.parent for path in paths if self._must_restore(path.parent)]
+        for folder in found[:GROUPS_MAX]:
+            group_id = folder.parent.name.removeprefix("g=")
             with self._engine.changed:
                 group = self.open_group(group_id, restore_clients=True)
                 clients = list(group.table.clients.values())
@@ -100,6 +101,16 @@ class ClientRegistry:
                     )
         with self._engine.changed:
             return sum(len(group.table.clients) for group in self.groups.values())
+
+    def _must_restore(self, folder: Path) -> bool:
+        """Return whether a group's journal has clients to restore, or is damaged.
+
+        The others are read once a client registers. Directories of groups are never
+        removed, so most of them may be of groups that nobody uses any more.
+        """
+        journal = LeaseJournal(folder, boot_id=self._boot_id)
+        clients = journal.load()
+        return journal.is_damaged or any(map(_is_restored, clients))
 
     def _resubscribe(
         self,
@@ -177,7 +188,7 @@ class ClientRegistry:
         self.groups[group_id] = group
         for each in journaled:
             self._restore_unexpired(group, each)
-            if restore_clients and (each.specs or each.claims):
+            if restore_clients and _is_restored(each):
                 self._restore_client(group, each)
         return group
 
@@ -294,7 +305,6 @@ class ClientRegistry:
             IdentityConflict: Another process of that name is alive.
             CoordinationError: The limit of clients or groups is reached.
         """
-        self.close_idle()
         group = self.open_group(group_id)
         client = group.table.clients.get(client_id)
         was_known = client is not None and client.instance == registration.instance
@@ -523,3 +533,8 @@ class ClientRegistry:
                 "that overlap)",
                 setting="topics",
             ) from error
+
+
+def _is_restored(journaled: JournaledClient) -> bool:
+    """Return whether a restart restores a client: it has more than old deadlines."""
+    return bool(journaled.specs or journaled.claims)

@@ -168,6 +168,12 @@ class SidecarService:
         """
         return self._registry.restore(timeout_ms=timeout_ms)
 
+    def close_idle(self) -> None:
+        """Leave the groups that no client has used for a heartbeat interval."""
+        with self._engine.changed:
+            if self._is_admitting:
+                self._registry.close_idle()
+
     # --- clients
 
     def register(

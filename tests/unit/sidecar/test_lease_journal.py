@@ -17,6 +17,7 @@ from sidecarkit import (
     Local,
     Machine,
     having,
+    leaving,
     records,
     releases,
     run,
@@ -673,6 +674,18 @@ def test_a_lower_heartbeat_interval_ends_no_deadline_of_before(cluster, machine)
     b.subscribe()
     wait_for_deadlines(cluster, a, b)
     run_until(cluster, [b], lambda: len(b.valid) == 8, H)
+
+
+def test_a_restart_opens_no_group_without_clients(cluster, machine):
+    """The directory of each group that was ever used stays."""
+    a = having(machine)
+    b = Local(machine, "b", group="of-b")
+    leaving(Local(machine, "c", group="of-c"))
+    run(cluster, [a, b], H)
+    machine.restart()
+    opened = {host.group_id for host in machine.service.groups}
+    assert opened == {"g"}
+    assert len(list(machine.state_dir.glob("*/g=*/c=host-1/identity.json"))) == 3
 
 
 def test_deadlines_survive_two_restarts(cluster, machine):
