@@ -32,12 +32,12 @@ from kafka_marshal.remote.answers import (
     LocalClient,
     OwnersNow,
 )
-from kafka_marshal.remote.grants import decode_request, encode_verdict
+from kafka_marshal.remote.grants import encode_verdict
 from kafka_marshal.runtime import Runtime
 from kafka_marshal.sidecar.clients import Client
 from kafka_marshal.sidecar.config import HANDOFF_MS
 from kafka_marshal.sidecar.events import EventCursor
-from kafka_marshal.sidecar.grants import Grants, NumberedRequest
+from kafka_marshal.sidecar.grants import Grants, NumberedRequest, numbered_request
 from kafka_marshal.sidecar.group import LEFT, LocalGroup
 from kafka_marshal.sidecar.health import Lifecycle, State
 from kafka_marshal.sidecar.http_errors import UNKNOWN
@@ -870,30 +870,6 @@ def _is_over(pending: tuple[LocalGroup, list[int]]) -> bool:
     group, seqs = pending
     session = group.session
     return not session.leaving_count and not session.is_pending(seqs, late=False)
-
-
-def numbered_request(group_id: str, message: api.GrantRequest) -> NumberedRequest:
-    """Return the request in a message.
-
-    Raises:
-        ConfigurationError: It requests nothing, or names no group or token.
-    """
-    require_name("group_id", group_id)
-    try:
-        request = decode_request(group_id, message)
-    except ValueError as error:
-        raise ConfigurationError(str(error), setting="token") from error
-    if message.last < message.first:
-        raise ConfigurationError(
-            f"the range {message.first} to {message.last} is empty: last is below "
-            "first",
-            setting="last",
-        )
-    return NumberedRequest(
-        request=request,
-        secret=bytes.fromhex(message.secret),
-        number=message.request,
-    )
 
 
 def _key(who: Caller, progress: api.Progress) -> Key:
