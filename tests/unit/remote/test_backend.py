@@ -27,7 +27,7 @@ from slowness import is_over
 from kafka_marshal import Marshal
 from kafka_marshal.aio import AsyncMarshal
 from kafka_marshal.claims import HeldClaim
-from kafka_marshal.clock import ThreadBackground
+from kafka_marshal.clock import SystemClock, ThreadBackground
 from kafka_marshal.config import Callbacks, ConsumerConfig
 from kafka_marshal.consumer import Consumer
 from kafka_marshal.engine import Subscription
@@ -604,6 +604,14 @@ def test_a_sidecar_of_another_level_or_clock_is_refused(rest, message):
     with pytest.raises(ConfigurationError, match=message):
         greeted(sidecar)
     assert sidecar.named("PUT", "/clients/c") == []
+
+
+def test_a_client_that_stood_still_during_the_answer_has_the_same_clock():
+    """Such as a stopped process: the answer was 10 s old when it was read."""
+    sidecar, now_ms = FakeSidecar(), SystemClock().now_ms
+    sidecar.info = partial(replace, sidecar.info())
+    sidecar.clock.now_ms = lambda: now_ms() + 10_000 * len(sidecar.named("GET", "info"))
+    assert greeted(sidecar).client_id == "host-a"
 
 
 def test_a_client_does_not_register_if_the_check_fails():
