@@ -337,13 +337,13 @@ class ClientRegistry:
         peer: Peer,
         children: tuple[int, ...] = (),
     ) -> Client:
+        before = group.table.clients.get(client_id)
         count = sum(len(other.table.clients) for other in self.groups.values())
-        if count >= CLIENTS_MAX:
+        if before is None and count >= CLIENTS_MAX:
             raise CoordinationError(
                 f"{CLIENTS_MAX} clients are registered at this sidecar, the most; end "
                 "some"
             )
-        before = group.table.clients.get(client_id)
         client = Client(
             client_id=client_id,
             instance=registration.instance,
@@ -360,7 +360,7 @@ class ClientRegistry:
         if before is not None:
             # The place was reserved for this process, so no partition moves.
             client.specs = before.specs
-            before.events.close()
+            before.close()
         group.add(client)
         self._watch_process(group, client)
         return client

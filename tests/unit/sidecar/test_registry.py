@@ -4,14 +4,24 @@ import pytest
 from enginekit import (
     H,
 )
-from sidecarkit import FakeWatched, Local, Machine, having, run, run_until
+from sidecarkit import (
+    FakeWatched,
+    Local,
+    Machine,
+    having,
+    leaving,
+    run,
+    run_until,
+)
 
 from kafka_marshal.errors import (
     ClaimLost,
     ConfigurationError,
+    CoordinationError,
     IdentityConflict,
 )
 from kafka_marshal.remote import api
+from kafka_marshal.sidecar import registry
 from kafka_marshal.sidecar.process_monitor import UNKNOWN_PEER, Caller
 
 # --- Joining ---
@@ -164,3 +174,15 @@ def test_the_list_of_clients_shows_state_leases_and_last_heartbeat(cluster, mach
     assert second.beat_age_ms is None
     cluster.run(2_000)
     assert [line.state for line in machine.service.clients()] == ["silent", "silent"]
+
+
+def test_a_restarted_client_needs_no_further_place(cluster, machine, monkeypatch):
+    a = having(machine)
+    monkeypatch.setattr(registry, "CLIENTS_MAX", 1)
+    leaving(a, release=False)
+    with pytest.raises(CoordinationError, match="1 clients are registered"):
+        Local(machine, "b", pid=2)
+    again = Local(machine, "a", pid=1)
+    run_until(cluster, [again], lambda: len(again.valid) == 8, H)
+    # The same living process may restart many times.
+    assert [each.is_closed for each in machine.watch.watched] == [True, False]
