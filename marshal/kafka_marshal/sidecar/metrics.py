@@ -234,10 +234,11 @@ class SidecarCollector:
             self._add_engine(engine, scrape)
         view = self._source.states.view()
         _add_state(view, scrape)
-        _add_clients(self._source.clients(), scrape, now_ms=view.now_ms)
         _add_counts(self._counts, scrape)
-        for labels, count in self._source.refusals().items():
-            scrape.add(REFUSALS, labels, value=count)
+        if not view.is_busy:  # otherwise these would wait for the engine's lock
+            _add_clients(self._source.clients(), scrape, now_ms=view.now_ms)
+            for labels, count in self._source.refusals().items():
+                scrape.add(REFUSALS, labels, value=count)
         scrape.add(WATCHED, (), value=self._source.watch.process_count)
         return scrape.families()
 
