@@ -134,12 +134,12 @@ class Local:
 
     _count = 0
 
-    def __init__(self, machine, name, *, pid=None, group="g"):
+    def __init__(self, machine, name, *, pid=None, group="g", instance=None):
         Local._count += 1
         self.machine = machine
         self.name = name
         self.group = group
-        self.instance = f"{Local._count:032x}"
+        self.instance = instance or f"{Local._count:032x}"
         self.pid = pid
         self.held = {}
         self.leaving = {}

@@ -498,8 +498,8 @@ class LocalGroup:
         """Free a key that the client had lost before, and has now stopped using."""
         key = Key(self.group_id, report.topic, report.partition)
         reserve = self.table.unexpired.get(key)
-        named = (client.instance, report.epoch)
-        if reserve is not None and (reserve.instance, reserve.epoch) == named:
+        is_own = reserve is not None and reserve.is_of(client)
+        if reserve is not None and is_own and reserve.epoch == report.epoch:
             del self.table.unexpired[key]
             self.table.mark_changed()
         else:

@@ -404,7 +404,7 @@ class ClientRegistry:
         until += [
             unexpired.until_ms
             for unexpired in group.table.unexpired.values()
-            if unexpired.instance == client.instance
+            if unexpired.is_of(client)
         ]
         is_dead = client.watched is not None and client.watched.is_dead
         is_silent = client.is_away(now_ms) and now_ms >= max(until, default=0)

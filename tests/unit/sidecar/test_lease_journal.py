@@ -660,6 +660,16 @@ def test_another_process_of_the_name_is_refused_until_the_deadline(cluster, mach
     Local(machine, "a")
 
 
+def test_deadlines_hold_for_another_client_of_the_same_process(cluster, machine):
+    """A process may draw one instance for all its clients."""
+    a = having(machine)
+    machine.restart()
+    b = Local(machine, "b", pid=1, instance=a.instance)
+    b.subscribe()
+    wait_for_deadlines(cluster, a, b)
+    run_until(cluster, [b], lambda: len(b.valid) == 8, H)
+
+
 def test_a_lower_heartbeat_interval_ends_no_deadline_of_before(cluster, machine):
     """Lowered while the sidecar was down: the deadlines are of the old interval."""
     a = having(machine)
