@@ -440,7 +440,9 @@ class ClientRegistry:
     def _on_dead(self, group: LocalGroup, client: Client) -> None:
         """Evict a client whose process and children are dead."""
         with self._engine.changed:
-            if group.table.clients.get(client.client_id) is client:
+            is_here = group.table.clients.get(client.client_id) is client
+            # While this waited for the lock, another process may have continued.
+            if is_here and client.watched is not None and client.watched.is_dead:
                 self._evict(group, client, reason=DIED)
                 self._engine.act(group.session)
 
@@ -456,12 +458,6 @@ class ClientRegistry:
         }
         self._context.observe("client_gone", fields)
         group.evict(client, reason=reason)
-
-    def set_children(self, client: Client, pids: tuple[int, ...]) -> None:
-        """Replace the processes that count as the client's own."""
-        client.children = pids
-        if client.watched is not None:
-            client.watched.replace(pids)
 
     # --- subscriptions
 

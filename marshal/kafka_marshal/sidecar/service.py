@@ -222,7 +222,9 @@ class SidecarService:
                     "own process is known",
                     setting="pids",
                 )
-            self._registry.set_children(client, request.pids)
+            client.children = request.pids
+            if client.watched is not None:
+                client.watched.replace(request.pids)
 
     def leave(self, who: Caller, request: api.LeaveRequest) -> api.LeaveResponse:
         """Remove a client, or answer that it must wait for a drain.

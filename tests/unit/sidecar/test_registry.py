@@ -70,6 +70,18 @@ def test_children_stay_with_a_client_whose_process_is_replaced(cluster, machine)
     assert machine.watch.watched[-1].children == (7, 8)
 
 
+def test_a_late_report_of_a_death_does_not_evict_the_next_process(cluster, machine):
+    """The death is reported while that process continues with the same instance."""
+    a = having(machine)
+    (dead,) = machine.watch.watched
+    a.pid = 2
+    a.register()
+    dead.is_dead = True
+    dead.on_dead()
+    run(cluster, [a], H)
+    assert len(a.valid) == 8
+
+
 def test_a_restarted_sidecar_watches_children_from_the_start(
     cluster, tmp_path, monkeypatch
 ):
