@@ -25,10 +25,14 @@ class FakeWatched:
         self.on_dead = on_dead
         self.is_dead = self.is_closed = False
         self.children = tuple(children)
+        self.dead = set()
 
     def replace(self, pids):
         self.children = tuple(pids)
         return True
+
+    def without_dead(self, pids):
+        return tuple(pid for pid in pids if pid not in self.dead)
 
     def close(self):
         self.is_closed = True

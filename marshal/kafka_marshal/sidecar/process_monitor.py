@@ -225,6 +225,12 @@ class Watched:
         else:  # one entry for all beyond the limit; it never counts as dead
             self._children.setdefault(-1, _Process(-1))
 
+    def without_dead(self, pids: Iterable[int]) -> tuple[int, ...]:
+        """Return these ids without children that are known dead."""
+        with self._watch.lock:
+            dead = {pid for pid, each in self._children.items() if each.is_dead}
+        return tuple(pid for pid in pids if pid not in dead)
+
     def close(self) -> None:
         """Stop watching. A running ``on_dead`` continues."""
         with self._watch.lock:

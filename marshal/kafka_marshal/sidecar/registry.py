@@ -382,6 +382,8 @@ class ClientRegistry:
             # The new process numbers its requests from the start.
             client.claim_requests.clear()
             if client.watched is not None:
+                # Their ids may be those of other processes by now.
+                client.children = client.watched.without_dead(client.children)
                 client.watched.close()
             self._watch_process(group, client)
         for shared in list(group.table.subscriptions):

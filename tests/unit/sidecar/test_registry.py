@@ -62,12 +62,13 @@ def test_a_process_can_register_again(machine):
     assert a.registered.was_known
 
 
-def test_children_stay_with_a_client_whose_process_is_replaced(cluster, machine):
+def test_living_children_stay_with_a_client_whose_process_changes(cluster, machine):
     a = having(machine)
-    machine.service.children(a.who, api.Children(pids=(7, 8)))
+    machine.service.children(a.who, api.Children(pids=(7, 8, 9)))
+    machine.watch.watched[-1].dead.add(8)
     a.pid = 2
     a.register()
-    assert machine.watch.watched[-1].children == (7, 8)
+    assert machine.watch.watched[-1].children == (7, 9)
 
 
 def test_a_late_report_of_a_death_does_not_evict_the_next_process(cluster, machine):
