@@ -889,7 +889,9 @@ class LocalGroup:
 
     def is_idle(self, now_ms: int) -> bool:
         """Return whether the group was empty for a whole heartbeat interval."""
-        if self.table.clients or self.table.unexpired or self.session.holdings:
+        session, table = self.session, self.table
+        is_used = table.clients or table.unexpired or session.holdings
+        if is_used or session.leaving_count:
             self._idle_since_ms = None
         elif self._idle_since_ms is None:
             self._idle_since_ms = now_ms

@@ -42,6 +42,7 @@ from kafka_marshal.remote import api
 from kafka_marshal.remote.transport import error_of
 from kafka_marshal.sidecar.assignment import Assignor
 from kafka_marshal.sidecar.process_monitor import Peer
+from simulator.fakestore import AppendFate
 
 # --- Events ---
 
@@ -471,6 +472,21 @@ def test_an_idle_group_is_closed(cluster, machine):
     count = len(records(cluster, Member))
     cluster.run(3 * H)
     assert len(records(cluster, Member)) == count
+
+
+def test_a_group_is_not_closed_before_the_log_shows_its_releases(cluster, machine):
+    """Otherwise nobody would repeat them once the brokers take records again."""
+    a = having(machine)
+    cluster.fates["host-1"] = AppendFate(is_lost=True)
+    returned = tuple(a.returned(key) for key in a.held)
+    a.held.clear()
+    machine.service.leave(a.who, api.LeaveRequest(returned=returned))
+    for _ in range(3):
+        machine.service.close_idle()
+        cluster.run(H)
+    del cluster.fates["host-1"]
+    cluster.run(H)
+    assert len(releases(cluster)) == 8
 
 
 def test_a_sidecar_that_ends_leaves_its_groups_in_order(cluster, machine):
