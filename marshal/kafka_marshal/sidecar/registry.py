@@ -477,27 +477,38 @@ class ClientRegistry:
         Raises:
             ConfigurationError: A setting is invalid, or differs from that of other
                 clients.
+            InvalidTransition: The client has ended the subscription meanwhile.
             LogUnreadable: A topic does not exist.
         """
-        config = spec.config()
+        config, request = spec.config(), object()
         with self._engine.changed:
             shared = self._find_subscription(group, client, name=name, spec=spec)
             if shared is not None:
                 return shared
-        subscription = new_subscription(
-            config,
-            self._runtime.ports.data,
-            group_id=group.group_id,
-            coordination_topic=self._runtime.description.name,
-            timeout_ms=timeout_ms,
-        )
-        with self._engine.changed:
-            group.find(client.client_id, client.instance)
-            shared = self._find_subscription(group, client, name=name, spec=spec)
-            if shared is None:
-                shared = self._add_subscription(group, spec, subscription)
-                group.add_subscriber(shared, client, name=name, spec=spec)
-            return shared
+            client.lookups[request] = name
+        try:
+            subscription = new_subscription(
+                config,
+                self._runtime.ports.data,
+                group_id=group.group_id,
+                coordination_topic=self._runtime.description.name,
+                timeout_ms=timeout_ms,
+            )
+            with self._engine.changed:
+                group.find(client.client_id, client.instance)
+                if request not in client.lookups:
+                    raise InvalidTransition(
+                        f"subscription {name!r} of client {client.client_id!r} was "
+                        "ended while its topics were looked up; subscribe again"
+                    )
+                shared = self._find_subscription(group, client, name=name, spec=spec)
+                if shared is None:
+                    shared = self._add_subscription(group, spec, subscription)
+                    group.add_subscriber(shared, client, name=name, spec=spec)
+                return shared
+        finally:
+            with self._engine.changed:
+                client.lookups.pop(request, None)
 
     def _find_subscription(
         self,

@@ -341,6 +341,7 @@ class SidecarService:
             group, client = self._find(who)
             for each in release.returned:
                 group.accept_returned(client, each, reason=LEFT)
+            client.end_lookups(name)
             if keep:
                 group.detach(client, name)
             else:
