@@ -477,6 +477,8 @@ class SidecarBackend:
         with self._engine.changed:
             self._info = registered.info
             self._context.span = registered.info.span
+            interval_ms = registered.info.heartbeat_interval_ms
+            self._context.heartbeat_interval_ms = interval_ms
             self._session.claimant = _claimant(registered.info, self._connection)
             self._session.on_acknowledged(None)
             names = self._session.names
