@@ -116,7 +116,7 @@ class SidecarService:
 
     @property
     def groups(self) -> tuple[LocalGroup, ...]:
-        """The groups; used by metrics and tests under the engine's lock."""
+        """The groups; used by tests under the engine's lock."""
         return tuple(self._registry.groups.values())
 
     # --- the sidecar
