@@ -35,9 +35,10 @@ from kafka_marshal.remote.context import RemoteContext, RemoteEngine
 from kafka_marshal.remote.grants import SidecarGrantRequester, encode_verdict
 from kafka_marshal.remote.session import RemoteSession
 from kafka_marshal.remote.transport import NotRegistered, error_of
+from kafka_marshal.sidecar.grants import numbered_request
 from kafka_marshal.sidecar.http_errors import GONE, UNKNOWN, to_http_error
 from kafka_marshal.sidecar.process_monitor import Caller, Peer
-from kafka_marshal.sidecar.service import SidecarService, numbered_request
+from kafka_marshal.sidecar.service import SidecarService
 from simulator.base import GROUP
 from simulator.clock import InlineBackground, SeededEntropy
 from simulator.handoffs import COLD, on_warm_of

@@ -41,6 +41,10 @@ class Watched:
         del pids
         return True
 
+    def without_dead(self, pids: tuple[int, ...]) -> tuple[int, ...]:
+        """Return all: there are no children."""
+        return pids
+
     def close(self) -> None:
         """Stop watching."""
         self.is_closed = True
@@ -54,9 +58,16 @@ class Deaths:
         self._watched: list[Watched] = []
         self._dead: set[int] = set()
 
-    def watch(self, pid: int, started: int, *, on_dead: Callable[[], None]) -> Watched:
-        """Watch a process."""
-        del started
+    def watch(
+        self,
+        pid: int,
+        started: int,
+        *,
+        children: tuple[int, ...],
+        on_dead: Callable[[], None],
+    ) -> Watched:
+        """Watch a process; its children die with it here."""
+        del started, children
         found = Watched(pid, is_dead=pid in self._dead, on_dead=on_dead)
         self._watched.append(found)
         return found

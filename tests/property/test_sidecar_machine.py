@@ -27,7 +27,7 @@ from kafka_marshal.errors import (
     LogUnwritable,
 )
 from kafka_marshal.remote import api
-from kafka_marshal.sidecar.service import numbered_request
+from kafka_marshal.sidecar.grants import numbered_request
 
 # Errors of a client whose process, or whose whole group, is no longer registered.
 LOST = (ClaimLost, LogUnwritable)

@@ -88,6 +88,7 @@ class FakeService:
 
     def __init__(self) -> None:
         self.calls: list[tuple] = []
+        self.idle_count = 0
         self.fault: BaseException | None = None
         self.hold: threading.Event | None = None
         self.feeds: list[FakeEventReader] = []
@@ -102,6 +103,9 @@ class FakeService:
     def restore(self, *, timeout_ms) -> int:
         self._record("restore", timeout_ms)
         return 2
+
+    def close_idle(self) -> None:
+        self.idle_count += 1
 
     def start_drain(self) -> None:
         self._record("start_drain")

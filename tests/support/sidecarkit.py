@@ -21,14 +21,18 @@ BEAT_MS = 400
 class FakeWatched:
     """A watched process that a test can end."""
 
-    def __init__(self, on_dead):
+    def __init__(self, children, on_dead):
         self.on_dead = on_dead
         self.is_dead = self.is_closed = False
-        self.children = ()
+        self.children = tuple(children)
+        self.dead = set()
 
     def replace(self, pids):
         self.children = tuple(pids)
         return True
+
+    def without_dead(self, pids):
+        return tuple(pid for pid in pids if pid not in self.dead)
 
     def close(self):
         self.is_closed = True
@@ -41,8 +45,8 @@ class FakeWatch:
         self.watched = []
         self.dead = set()
 
-    def watch(self, pid, started, *, on_dead):
-        found = FakeWatched(on_dead)
+    def watch(self, pid, started, *, children=(), on_dead):
+        found = FakeWatched(children, on_dead)
         found.pid = pid  # type: ignore[attr-defined]
         found.is_dead = pid in self.dead
         self.watched.append(found)
@@ -134,12 +138,12 @@ class Local:
 
     _count = 0
 
-    def __init__(self, machine, name, *, pid=None, group="g"):
+    def __init__(self, machine, name, *, pid=None, group="g", instance=None):
         Local._count += 1
         self.machine = machine
         self.name = name
         self.group = group
-        self.instance = f"{Local._count:032x}"
+        self.instance = instance or f"{Local._count:032x}"
         self.pid = pid
         self.held = {}
         self.leaving = {}

@@ -6,6 +6,7 @@ Names, units and labels are public: dashboards and alerts depend on them.
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
+from functools import partial
 from importlib import import_module
 from itertools import accumulate
 from types import ModuleType
@@ -52,16 +53,18 @@ class Family:
     is_of_client: bool = True
 
 
+of_process = partial(Family, is_of_client=False)
+"""Returns a metric whose values are of the whole process."""
+
 _GROUP = ("group",)
 _TOPIC = ("group", "topic")
 _KEY = ("group", "topic", "partition")
 
-BUILD = Family(
+BUILD = of_process(
     "marshal_build_info",
     Kind.GAUGE,
     ("version",),
     "Version of the library; always 1.",
-    is_of_client=False,
 )
 UP = Family(
     "marshal_up",
@@ -154,13 +157,12 @@ LAG = Family(
     _KEY,
     "Offsets from the position of a held partition to its end.",
 )
-GROUP_LAG = Family(
+GROUP_LAG = of_process(
     "kafka_consumergroup_lag",
     Kind.GAUGE,
     ("consumergroup", "topic", "partition"),
     "Offsets from the position in the log to the partition's end, under the name that "
     "lag tools use.",
-    is_of_client=False,
 )
 UNCONFIRMED = Family(
     "marshal_amo_unconfirmed_records",
@@ -217,75 +219,65 @@ HANDOFF_GAP = Family(
     _TOPIC,
     "Log time from the release to the claim of a successor that had warmed up.",
 )
-IGNORED = Family(
+IGNORED = of_process(
     "marshal_records_ignored_total",
     Kind.COUNTER,
     ("reason",),
     "Records of the coordination log that the fold did not accept.",
-    is_of_client=False,
 )
-UNDECODABLE = Family(
+UNDECODABLE = of_process(
     "marshal_records_undecodable_total",
     Kind.COUNTER,
     (),
     "Values of the coordination log that cannot be decoded as records.",
-    is_of_client=False,
 )
-REPLAY_LAG = Family(
+REPLAY_LAG = of_process(
     "marshal_replay_lag_records",
     Kind.GAUGE,
     ("topic", "partition"),
     "Entries of a coordinating partition that are not folded yet.",
-    is_of_client=False,
 )
-CHECKPOINT_AGE = Family(
+CHECKPOINT_AGE = of_process(
     "marshal_checkpoint_age_seconds",
     Kind.GAUGE,
     ("topic", "partition"),
     "Time since the newest checkpoint of a coordinating partition.",
-    is_of_client=False,
 )
-DIVERGED = Family(
+DIVERGED = of_process(
     "marshal_replica_diverged",
     Kind.GAUGE,
     ("topic", "partition"),
     "1 if the last checkpoint has another digest than this process, else 0.",
-    is_of_client=False,
 )
-WRONG_SETTINGS = Family(
+WRONG_SETTINGS = of_process(
     "marshal_topic_wrong_settings",
     Kind.GAUGE,
     ("topic",),
     "Settings of the coordination topic that endanger claims.",
-    is_of_client=False,
 )
-READ_BACK = Family(
+READ_BACK = of_process(
     "marshal_read_back_duration_seconds",
     Kind.HISTOGRAM,
     (),
     "Time from sending a record to reading it back with the fold's verdict.",
-    is_of_client=False,
 )
-APPEND_FAILURES = Family(
+APPEND_FAILURES = of_process(
     "marshal_append_failures_total",
     Kind.COUNTER,
     (),
     "Failed appends to the coordination log.",
-    is_of_client=False,
 )
-STEP = Family(
+STEP = of_process(
     "marshal_engine_step_duration_seconds",
     Kind.HISTOGRAM,
     (),
     "Duration of a step of the engine, without the wait for the log.",
-    is_of_client=False,
 )
-EVENTS = Family(
+EVENTS = of_process(
     "marshal_events_total",
     Kind.COUNTER,
     ("event",),
     "Events sent to the observers; series of warnings and errors begin at 0.",
-    is_of_client=False,
 )
 
 FAMILIES = (

@@ -464,9 +464,10 @@ class SidecarBackend:
 
     def _join(self) -> None:
         """Register again, and repeat subscriptions and wanted keys."""
-        registered = register(self._connection, info=self._info)
         clock, address = self._context.ports.clock, self._connection.address
-        require_same_clock(registered.info, clock, address=address)
+        since_ms = clock.now_ms()
+        registered = register(self._connection, info=self._info)
+        require_same_clock(registered.info, clock, since_ms=since_ms, address=address)
         if registered.info.cluster_id != self._info.cluster_id:
             raise ConfigurationError(
                 f"the sidecar at {self._connection.address.text} has moved to another "
@@ -476,6 +477,8 @@ class SidecarBackend:
         with self._engine.changed:
             self._info = registered.info
             self._context.span = registered.info.span
+            interval_ms = registered.info.heartbeat_interval_ms
+            self._context.heartbeat_interval_ms = interval_ms
             self._session.claimant = _claimant(registered.info, self._connection)
             self._session.on_acknowledged(None)
             names = self._session.names
@@ -646,9 +649,12 @@ def greet(
     rests = threading.Event()
     while True:
         try:
+            since_ms = clock.now_ms()
             info = fetch_info(connection)
             require_level(info, connection)
-            require_same_clock(info, clock, address=connection.address)
+            require_same_clock(
+                info, clock, since_ms=since_ms, address=connection.address
+            )
             check(info)
             return register(connection, info=info).info
         except (CoordinationError, DeadlineExceeded) as error:
@@ -672,8 +678,16 @@ def require_level(info: api.Info, connection: Connection) -> None:
         )
 
 
-def require_same_clock(info: api.Info, clock: Clock, *, address: Address) -> None:
+def require_same_clock(
+    info: api.Info, clock: Clock, *, since_ms: int, address: Address
+) -> None:
     """Check that the sidecar reads the boot clock of this process.
+
+    Args:
+        info: An answer that has just arrived.
+        clock: Local time.
+        since_ms: When it was requested. This process may have stood still since.
+        address: Address of the sidecar.
 
     Raises:
         ConfigurationError: The sidecar runs on another machine or in another time
@@ -681,10 +695,11 @@ def require_same_clock(info: api.Info, clock: Clock, *, address: Address) -> Non
     """
     ours, theirs = _plain(boot_id()), _plain(info.boot_id)
     is_other = bool(ours and theirs) and ours != theirs
-    ahead_ms = info.now_ms - clock.now_ms()
-    if is_other or ahead_ms > CLOCK_MS_MAX or ahead_ms < -ASK_MS_MAX:
+    ahead_ms, behind_ms = info.now_ms - clock.now_ms(), since_ms - info.now_ms
+    apart_ms = max(ahead_ms, behind_ms)
+    if is_other or apart_ms > CLOCK_MS_MAX:
         raise ConfigurationError(
-            f"the sidecar at {address.text} reads another clock ({ahead_ms} ms apart), "
+            f"the sidecar at {address.text} reads another clock ({apart_ms} ms apart), "
             "so its deadlines are not valid here; use the sidecar of this machine, in "
             "the same time namespace",
             setting="sidecar",

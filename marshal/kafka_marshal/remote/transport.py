@@ -6,6 +6,7 @@ engine in this process would raise.
 
 import contextlib
 import ipaddress
+import os
 import re
 import socket
 from collections.abc import Iterator, Mapping
@@ -539,6 +540,12 @@ class Connection:
 
     def _unreachable(self, error: Exception) -> CoordinationError:
         why = str(error) or type(error).__name__
+        if isinstance(error.__cause__, PermissionError):
+            return CoordinationError(
+                f"user {os.geteuid()} may not connect to the sidecar at "
+                f"{self.address.text} ({why}); run as the user that runs the sidecar, "
+                "or start it with: marshal sidecar run --socket-group"
+            )
         is_gone = isinstance(error.__cause__, _NOBODY_LISTENS)
         kind = NotRunning if is_gone else CoordinationError
         return kind(

@@ -202,6 +202,7 @@ class Client:
         seen_ms: Local time of its last request.
         beat_at_ms: Local time of its last heartbeat, None before the first.
         specs: Its subscriptions, by name.
+        lookups: Names of subscriptions whose topics are being looked up, by request.
         leases: Its leases.
         watched: Its process and its children in the death watch.
         children: Processes that work for it.
@@ -225,6 +226,7 @@ class Client:
     seen_ms: int
     beat_at_ms: int | None = None
     specs: dict[str, api.SubscriptionSpec] = attrs.field(factory=dict)
+    lookups: dict[object, str] = attrs.field(factory=dict)
     leases: dict[Key, ClientLease] = attrs.field(factory=dict)
     watched: Watched | None = None
     children: tuple[int, ...] = ()
@@ -241,6 +243,15 @@ class Client:
             return True
         limit_ms = max(AWAY_BEATS * self.beat_ms, AWAY_MS_MIN)
         return now_ms - self.seen_ms > limit_ms
+
+    def end_lookups(self, name: str) -> None:
+        """Let no request begin a subscription that was in progress until now.
+
+        A client that gives such a request up, and ends the subscription, would get
+        partitions nevertheless.
+        """
+        for request in [each for each, of in self.lookups.items() if of == name]:
+            del self.lookups[request]
 
     def accept_claim_request(
         self, key: Key, number: int | None, *, is_on: bool

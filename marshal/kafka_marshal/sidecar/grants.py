@@ -17,6 +17,7 @@ from typing import Protocol
 
 import attrs
 
+from kafka_marshal.arguments import require_name
 from kafka_marshal.engine import Context
 from kafka_marshal.engine.proxy_grants import PendingGrant, ProxyGrants
 from kafka_marshal.errors import ClaimRejected, ConfigurationError, CoordinationError
@@ -25,6 +26,8 @@ from kafka_marshal.protocol.claiming import grant_secret
 from kafka_marshal.protocol.granting import GrantRequest, GrantVerdict
 from kafka_marshal.protocol.state import IGNORED, WorldState
 from kafka_marshal.protocol.types import OffsetRange, TopicPartition
+from kafka_marshal.remote import api
+from kafka_marshal.remote.grants import decode_request
 from kafka_marshal.sidecar.http_errors import WRONG_SECRET
 
 ENDS_MAX = 10_000
@@ -65,6 +68,30 @@ class NumberedRequest:
     def sender(self) -> Sender:
         """The sender that the number belongs to."""
         return self.request.key.group_id, self.request.grantee, self.secret
+
+
+def numbered_request(group_id: str, message: api.GrantRequest) -> NumberedRequest:
+    """Return the request in a message.
+
+    Raises:
+        ConfigurationError: It requests nothing, or names no group or token.
+    """
+    require_name("group_id", group_id)
+    try:
+        request = decode_request(group_id, message)
+    except ValueError as error:
+        raise ConfigurationError(str(error), setting="token") from error
+    if message.last < message.first:
+        raise ConfigurationError(
+            f"the range {message.first} to {message.last} is empty: last is below "
+            "first",
+            setting="last",
+        )
+    return NumberedRequest(
+        request=request,
+        secret=bytes.fromhex(message.secret),
+        number=message.request,
+    )
 
 
 class Grants:

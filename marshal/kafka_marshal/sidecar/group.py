@@ -498,8 +498,8 @@ class LocalGroup:
         """Free a key that the client had lost before, and has now stopped using."""
         key = Key(self.group_id, report.topic, report.partition)
         reserve = self.table.unexpired.get(key)
-        named = (client.instance, report.epoch)
-        if reserve is not None and (reserve.instance, reserve.epoch) == named:
+        is_own = reserve is not None and reserve.is_of(client)
+        if reserve is not None and is_own and reserve.epoch == report.epoch:
             del self.table.unexpired[key]
             self.table.mark_changed()
         else:
@@ -889,7 +889,9 @@ class LocalGroup:
 
     def is_idle(self, now_ms: int) -> bool:
         """Return whether the group was empty for a whole heartbeat interval."""
-        if self.table.clients or self.table.unexpired or self.session.holdings:
+        session, table = self.session, self.table
+        is_used = table.clients or table.unexpired or session.holdings
+        if is_used or session.leaving_count:
             self._idle_since_ms = None
         elif self._idle_since_ms is None:
             self._idle_since_ms = now_ms

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -93,15 +94,17 @@ class ActionRunner:
                     error=CoordinationError,
                 )
             self._current = name
+        try:
+            return begin(partial(self._run, action), name="sidecar-admin")
+        except RuntimeError as error:
+            self._current = None
+            raise unavailable(f"no thread can be started ({error}); retry") from error
 
-        def run() -> T:
-            try:
-                return action()
-            finally:
-                with self._lock:
-                    self._current = None
-
-        return begin(run, name="sidecar-admin")
+    def _run(self, action: Callable[[], T]) -> T:
+        try:
+            return action()
+        finally:
+            self._current = None
 
     def close(self) -> None:
         """Start no further action; a running one continues."""

@@ -2,8 +2,9 @@
 
 Every request gets the response that the table in ``routes`` names, or a ``Failure``
 with a 4xx or 5xx status. No decision about claims is made here. Non-blocking requests
-have an executor of their own, so that requests that wait cannot delay heartbeats; a
-full executor answers 503.
+have an executor of their own, so that requests that wait cannot delay heartbeats; so
+have probes, which are answered while heartbeats wait for a busy engine. A full executor
+answers 503.
 """
 
 import asyncio
@@ -166,6 +167,7 @@ KEEP_ALIVE_S = 10.0
 QUICK_THREADS = 8
 WAITING_THREADS = 64
 STREAM_THREADS = 4
+PROBE_THREADS = 2
 CALLS_MAX = 256
 STREAMS_MAX = CONNECTIONS_MAX
 _ID = re.compile(r"[0-9a-f]{1,16}(\.[0-9]{1,20}){3}")
@@ -206,6 +208,9 @@ class App:
         )
         self._streaming = BoundedExecutor(
             "sidecar-feed", threads=STREAM_THREADS, calls_max=2 * STREAMS_MAX
+        )
+        self._probing = BoundedExecutor(
+            "sidecar-probe", threads=PROBE_THREADS, calls_max=CALLS_MAX
         )
         self._repeated = RepeatedAnswers(
             service=lambda: self.service,
@@ -253,8 +258,8 @@ class App:
 
     def close(self) -> None:
         """Accept no further requests."""
-        for executor in (self._quick, self._waiting, self._streaming):
-            executor.close()
+        for each in (self._quick, self._waiting, self._streaming, self._probing):
+            each.close()
 
     # --- routing
 
@@ -415,7 +420,7 @@ class App:
     # --- endpoints of the daemon
 
     async def _probe(self, route: Route) -> Response:
-        view = await self._quick.run(self.states.view, timeout_s=PROBE_S_MAX)
+        view = await self._probing.run(self.states.view, timeout_s=PROBE_S_MAX)
         found = _PROBES[route.name](view)
         status = 200 if found.ok else 503
         return Response(msgspec.json.encode(found), status, media_type=route.media)

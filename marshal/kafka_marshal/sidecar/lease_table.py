@@ -238,6 +238,13 @@ class UnexpiredLease:
     epoch: int
     until_ms: int
 
+    def is_of(self, client: Client) -> bool:
+        """Return whether it is a lease of this client, in the same process.
+
+        Several clients of one process may have the same instance.
+        """
+        return (self.client_id, self.instance) == (client.client_id, client.instance)
+
 
 @attrs.define(eq=False)
 class LeaseTable:
@@ -251,7 +258,7 @@ class LeaseTable:
             each; the first client has the key.
         leases: Current leases.
         unexpired: Ended leases whose deadline has not passed; until then only the same
-            process may get the key.
+            client, in the same process, may get the key.
         backoff: Until when a client is not given a key again that it has just returned.
         is_dirty: Whether the next round has anything to do.
         is_journaled: Whether the journal matches this table.
@@ -308,7 +315,7 @@ class LeaseTable:
     def is_available(self, key: Key, client: Client) -> bool:
         """Return whether a client may get a key: no other process may still use it."""
         former = self.unexpired.get(key)
-        is_free = former is None or former.instance == client.instance
+        is_free = former is None or former.is_of(client)
         return is_free and (key, client.client_id) not in self.backoff
 
     # --- unexpired leases and the journal
@@ -327,12 +334,12 @@ class LeaseTable:
 
     def has_unexpired(self, client: Client) -> bool:
         """Return whether a process may still be using a key that it has lost."""
-        return any(x.instance == client.instance for x in self.unexpired.values())
+        return any(each.is_of(client) for each in self.unexpired.values())
 
     def drop_unexpired(self, client: Client) -> None:
         """Free everything that a dead process may have used."""
         for key, former in list(self.unexpired.items()):
-            if former.instance == client.instance:
+            if former.is_of(client):
                 del self.unexpired[key]
         self.is_journaled = False
 

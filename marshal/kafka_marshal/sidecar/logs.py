@@ -2,17 +2,21 @@
 
 The engine's thread renews leases and must not wait for a slow reader of stderr. So
 lines pass through a bounded queue, and lines that do not fit are dropped and counted.
+Nor does the end of the process wait for a reader that is stuck.
 """
 
 import atexit
 import copy
 import logging
+import os
 import queue
 import sys
 import threading
 import time
 from collections.abc import Callable
-from logging.handlers import QueueHandler, QueueListener
+from contextlib import suppress
+from functools import partial
+from logging.handlers import QueueHandler
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import attrs
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
     import structlog
 
 LINES_MAX = 10_000
+# How long the end waits for room in the queue, and then for the last line.
+END_S = 2.0
 _LEVELS = {
     LOGGER_NAME: logging.INFO,
     "kafka": logging.ERROR,
@@ -98,10 +104,14 @@ class RepeatFilter:
         return found
 
 
+Lines = queue.Queue[logging.LogRecord | None]
+"""Lines to write; None ends the writer."""
+
+
 class _Dropping(QueueHandler):
     """Queues lines; once there is room again, reports how many were dropped."""
 
-    def __init__(self, lines: "queue.Queue[logging.LogRecord]") -> None:
+    def __init__(self, lines: Lines) -> None:
         super().__init__(lines)
         self.dropped_count = 0
         self._repeats = RepeatFilter()
@@ -121,7 +131,7 @@ class _Dropping(QueueHandler):
             self.dropped_count += 1
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        # The record stays as it is: the listener's thread formats it.
+        # The record stays as it is: the writer's thread formats it.
         return record
 
     def _dropped_record(self) -> logging.LogRecord:
@@ -136,6 +146,62 @@ class _Dropping(QueueHandler):
         )
 
 
+class _Writer:
+    """Writes queued lines on a thread of its own.
+
+    It takes no lock of a handler or of ``sys.stderr``: while its reader is stuck, the
+    thread would keep the lock, and Python waits for both as the process exits.
+    """
+
+    def __init__(
+        self,
+        lines: Lines,
+        formatter: logging.Formatter,
+        write: Callable[[str], object],
+    ) -> None:
+        self._lines = lines
+        self._formatter = formatter
+        self._write = write
+        self._thread = threading.Thread(
+            target=self._run, name="sidecar-log", daemon=True
+        )
+        self._thread.start()
+
+    def end(self) -> None:
+        """Write what is queued; lines for which the reader is too slow are lost."""
+        with suppress(queue.Full):
+            self._lines.put(None, timeout=END_S)
+        self._thread.join(END_S)
+
+    def _run(self) -> None:
+        while (record := self._lines.get()) is not None:
+            with suppress(OSError):  # nobody reads stderr any more
+                self._write(self._text(record) + "\n")
+
+    def _text(self, record: logging.LogRecord) -> str:
+        try:
+            return self._formatter.format(record)
+        except Exception as error:  # noqa: BLE001 - such as arguments that do not fit
+            return f"a line of {record.name} cannot be formatted: {error!r}"
+
+
+def _write_to(number: int, encoding: str, text: str) -> None:
+    data = text.encode(encoding, "backslashreplace")
+    while data:
+        data = data[os.write(number, data) :]
+
+
+def _stderr() -> Callable[[str], object]:
+    """Return a function that writes to stderr, if there is one."""
+    stream: TextIO | None = sys.stderr
+    if stream is None:
+        return lambda _: None
+    try:
+        return partial(_write_to, stream.fileno(), stream.encoding)
+    except OSError:  # it has no file
+        return stream.write
+
+
 def start_logging(
     form: Literal["text", "json"], stream: TextIO | None = None
 ) -> tuple[Observer, Callable[[], None]]:
@@ -147,15 +213,13 @@ def start_logging(
     Raises:
         ConfigurationError: The extra for JSON is not installed.
     """
-    handler = logging.StreamHandler(stream or sys.stderr)
+    formatter = logging.Formatter(_TEXT)
     observer: Observer = LoggingObserver()
     if form == "json":
-        handler.setFormatter(_json_formatter())
+        formatter = _json_formatter()
         observer = StructuredObserver(_structlog_logger())
-    else:
-        handler.setFormatter(logging.Formatter(_TEXT))
-    lines: queue.Queue[logging.LogRecord] = queue.Queue(LINES_MAX)
-    listener = QueueListener(lines, handler)
+    lines = Lines(LINES_MAX)
+    writer = _Writer(lines, formatter, _stderr() if stream is None else stream.write)
     dropping = _Dropping(lines)
     before = {
         name: (logging.getLogger(name).level, logging.getLogger(name).propagate)
@@ -166,7 +230,6 @@ def start_logging(
         logger.setLevel(level)
         logger.propagate = False
         logger.addHandler(dropping)
-    listener.start()
 
     def stop() -> None:
         atexit.unregister(stop)
@@ -175,7 +238,7 @@ def start_logging(
             logger.removeHandler(dropping)
             logger.setLevel(level)
             logger.propagate = propagates
-        listener.stop()
+        writer.end()
 
     atexit.register(stop)
     return observer, stop

@@ -14,7 +14,7 @@ import attrs
 from kafka_marshal import metrics as library
 from kafka_marshal.engine import Engine, Session
 from kafka_marshal.observability import metrics as known
-from kafka_marshal.observability.metrics import Family, Kind
+from kafka_marshal.observability.metrics import Kind, of_process
 from kafka_marshal.remote.answers import LocalClient
 from kafka_marshal.sidecar.health import State, View, readyz
 
@@ -31,103 +31,89 @@ OTHER = "other"
 # Every version of Prometheus reads this format.
 MEDIA = "text/plain; version=0.0.4; charset=utf-8"
 
-STATE = Family(
+STATE = of_process(
     "marshal_sidecar_state",
     Kind.GAUGE,
     ("state",),
     "1 for the current state of the sidecar, 0 for the others.",
-    is_of_client=False,
 )
-READY = Family(
+READY = of_process(
     "marshal_sidecar_ready",
     Kind.GAUGE,
     (),
     "1 while clients should use the sidecar, as /readyz reports, else 0.",
-    is_of_client=False,
 )
-CLIENTS = Family(
+CLIENTS = of_process(
     "marshal_sidecar_clients",
     Kind.GAUGE,
     ("group", "state"),
     "Registered clients by state.",
-    is_of_client=False,
 )
-ASSIGNED = Family(
+ASSIGNED = of_process(
     "marshal_sidecar_assigned_partitions",
     Kind.GAUGE,
     ("group",),
     "Partitions that are assigned to clients.",
-    is_of_client=False,
 )
-LEASED = Family(
+LEASED = of_process(
     "marshal_sidecar_leased_clients",
     Kind.GAUGE,
     ("group",),
     "Clients whose latest lease deadline has not passed.",
-    is_of_client=False,
 )
-LEASE_REMAINING = Family(
+LEASE_REMAINING = of_process(
     "marshal_sidecar_client_lease_remaining_seconds",
     Kind.GAUGE,
     ("group",),
     "Time until the latest lease deadline of any client of the group.",
-    is_of_client=False,
 )
-BEAT_AGE = Family(
+BEAT_AGE = of_process(
     "marshal_sidecar_client_beat_age_seconds",
     Kind.GAUGE,
     ("group",),
     "Longest time since the last heartbeat of any client of the group.",
-    is_of_client=False,
 )
-WATCHED = Family(
+WATCHED = of_process(
     "marshal_sidecar_watched_processes",
     Kind.GAUGE,
     (),
     "Processes whose death will be detected at once.",
-    is_of_client=False,
 )
-DEATHS = Family(
+DEATHS = of_process(
     "marshal_sidecar_client_deaths_total",
     Kind.COUNTER,
     (),
     "Clients of which all processes died.",
-    is_of_client=False,
 )
-STREAMS = Family(
+STREAMS = of_process(
     "marshal_sidecar_event_streams",
     Kind.GAUGE,
     (),
     "Open event streams.",
-    is_of_client=False,
 )
-EVENTS = Family(
+EVENTS = of_process(
     "marshal_sidecar_events_sent_total",
     Kind.COUNTER,
     (),
     "Events sent to clients.",
-    is_of_client=False,
 )
-OVERRUNS = Family(
+OVERRUNS = of_process(
     "marshal_sidecar_feed_overruns_total",
     Kind.COUNTER,
     (),
     "Snapshots sent to clients that read their events too slowly.",
-    is_of_client=False,
 )
-REQUESTS = Family(
+REQUESTS = of_process(
     "marshal_sidecar_requests_total",
     Kind.COUNTER,
     ("route", "status"),
     "Requests by operation and status.",
-    is_of_client=False,
 )
-REFUSALS = Family(
+REFUSALS = of_process(
     "marshal_sidecar_refused_reports_total",
     Kind.COUNTER,
     ("request", "reason"),
     "Reports `ready` that were refused, and `released` that had no effect.",
-    is_of_client=False,
 )
 
 OWN_FAMILIES = (
@@ -234,10 +220,11 @@ class SidecarCollector:
             self._add_engine(engine, scrape)
         view = self._source.states.view()
         _add_state(view, scrape)
-        _add_clients(self._source.clients(), scrape, now_ms=view.now_ms)
         _add_counts(self._counts, scrape)
-        for labels, count in self._source.refusals().items():
-            scrape.add(REFUSALS, labels, value=count)
+        if not view.is_busy:  # otherwise these would wait for the engine's lock
+            _add_clients(self._source.clients(), scrape, now_ms=view.now_ms)
+            for labels, count in self._source.refusals().items():
+                scrape.add(REFUSALS, labels, value=count)
         scrape.add(WATCHED, (), value=self._source.watch.process_count)
         return scrape.families()
 

@@ -183,7 +183,13 @@ class Watched:
     """A process, and the children that work for it. Made by ``DeathWatch.watch``."""
 
     def __init__(
-        self, watch: "DeathWatch", pid: int, *, started: int, on_dead: Call
+        self,
+        watch: "DeathWatch",
+        pid: int,
+        *,
+        started: int,
+        children: Iterable[int],
+        on_dead: Call,
     ) -> None:
         self._watch = watch
         self._children: dict[int, _Process] = {}
@@ -192,7 +198,7 @@ class Watched:
         self._is_over = False
         with watch.lock:
             self._main = watch.open(pid, started, on_exit=self._check_dead)
-            self._check_dead()
+            self.replace(children)
 
     @property
     def is_dead(self) -> bool:
@@ -219,6 +225,12 @@ class Watched:
             self._children[pid] = self._watch.open(pid, on_exit=self._check_dead)
         else:  # one entry for all beyond the limit; it never counts as dead
             self._children.setdefault(-1, _Process(-1))
+
+    def without_dead(self, pids: Iterable[int]) -> tuple[int, ...]:
+        """Return these ids without children that are known dead."""
+        with self._watch.lock:
+            dead = {pid for pid, each in self._children.items() if each.is_dead}
+        return tuple(pid for pid in pids if pid not in dead)
 
     def close(self) -> None:
         """Stop watching. A running ``on_dead`` continues."""
@@ -269,18 +281,21 @@ class DeathWatch:
         """Return how many living processes are watched."""
         return len(self._by_fd)
 
-    def watch(self, pid: int, started: int, *, on_dead: Call) -> Watched:
-        """Watch a process, and its children, which are added later.
+    def watch(
+        self, pid: int, started: int, *, children: Iterable[int] = (), on_dead: Call
+    ) -> Watched:
+        """Watch a process and its children, which can be replaced later.
 
         A process that cannot be watched raises no error, and never counts as dead.
 
         Args:
             pid: Its id.
             started: Its start time from ``start_time``, which proves that it existed.
+            children: Ids of its children.
             on_dead: Called once, on the watch's thread, as soon as the process and all
                 its children are known dead. It must not block.
         """
-        return Watched(self, pid, started=started, on_dead=on_dead)
+        return Watched(self, pid, started=started, children=children, on_dead=on_dead)
 
     def open(self, pid: int, started: int | None = None, *, on_exit: Call) -> _Process:
         """Start waiting for the end of a process; the lock is held.

@@ -7,6 +7,7 @@ from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
+from kafka_marshal.admin.formatting import HEARTBEAT_MS_LONGEST
 from kafka_marshal.config import Membership
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine import Session, Subscription
@@ -85,9 +86,10 @@ class ClientRegistry:
             return 0
         deadline = Deadline(timeout_ms, self._context.ports.clock.now_ms)
         home = self._state_dir / self._context.settled.format_id.hex()
-        found = sorted(home.glob(f"g=*/c={self._client_id}/{FILE_NAME}"))
-        for path in found[:GROUPS_MAX]:
-            group_id = path.parent.parent.name.removeprefix("g=")
+        paths = sorted(home.glob(f"g=*/c={self._client_id}/{FILE_NAME}"))
+        found = [path.parent for path in paths if self._must_restore(path.parent)]
+        for folder in found[:GROUPS_MAX]:
+            group_id = folder.parent.name.removeprefix("g=")
             with self._engine.changed:
                 group = self.open_group(group_id, restore_clients=True)
                 clients = list(group.table.clients.values())
@@ -99,6 +101,16 @@ class ClientRegistry:
                     )
         with self._engine.changed:
             return sum(len(group.table.clients) for group in self.groups.values())
+
+    def _must_restore(self, folder: Path) -> bool:
+        """Return whether a group's journal has clients to restore, or is damaged.
+
+        The others are read once a client registers. Directories of groups are never
+        removed, so most of them may be of groups that nobody uses any more.
+        """
+        journal = LeaseJournal(folder, boot_id=self._boot_id)
+        clients = journal.load()
+        return journal.is_damaged or any(map(_is_restored, clients))
 
     def _resubscribe(
         self,
@@ -176,7 +188,7 @@ class ClientRegistry:
         self.groups[group_id] = group
         for each in journaled:
             self._restore_unexpired(group, each)
-            if restore_clients and (each.specs or each.claims):
+            if restore_clients and _is_restored(each):
                 self._restore_client(group, each)
         return group
 
@@ -229,7 +241,8 @@ class ClientRegistry:
     def _restore_unexpired(self, group: LocalGroup, journaled: JournaledClient) -> None:
         """Reserve the keys that a client of the previous process may still use."""
         now_ms = self._context.now_ms
-        latest_ms = now_ms + 2 * self._context.heartbeat_interval_ms
+        # The present interval may be lower than the one that the deadlines are of.
+        latest_ms = now_ms + 2 * HEARTBEAT_MS_LONGEST
         for key in journaled.keys:
             until_ms = min(key.until_ms, latest_ms)
             if now_ms < until_ms:
@@ -249,11 +262,11 @@ class ClientRegistry:
             journaled.client_id,
             api.RegisterRequest(instance=journaled.instance, beat_ms=journaled.beat_ms),
             peer=Peer(journaled.pid, None, journaled.started),
+            children=journaled.children,
         )
         client.mark_away(self._context.now_ms)
         client.specs = dict(journaled.specs)
         client.generation = journaled.generation
-        self.set_children(client, journaled.children)
         # Earlier releases wrote no numbers of requests.
         claims = zip_longest(journaled.claims, journaled.claim_requests)
         for (topic, partition), request in claims:
@@ -292,7 +305,6 @@ class ClientRegistry:
             IdentityConflict: Another process of that name is alive.
             CoordinationError: The limit of clients or groups is reached.
         """
-        self.close_idle()
         group = self.open_group(group_id)
         client = group.table.clients.get(client_id)
         was_known = client is not None and client.instance == registration.instance
@@ -323,14 +335,15 @@ class ClientRegistry:
         registration: api.RegisterRequest,
         *,
         peer: Peer,
+        children: tuple[int, ...] = (),
     ) -> Client:
+        before = group.table.clients.get(client_id)
         count = sum(len(other.table.clients) for other in self.groups.values())
-        if count >= CLIENTS_MAX:
+        if before is None and count >= CLIENTS_MAX:
             raise CoordinationError(
                 f"{CLIENTS_MAX} clients are registered at this sidecar, the most; end "
                 "some"
             )
-        before = group.table.clients.get(client_id)
         client = Client(
             client_id=client_id,
             instance=registration.instance,
@@ -342,11 +355,12 @@ class ClientRegistry:
                 begin=self._context.now_ms,
             ),
             seen_ms=self._context.now_ms,
+            children=children,
         )
         if before is not None:
             # The place was reserved for this process, so no partition moves.
             client.specs = before.specs
-            before.events.close()
+            before.close()
         group.add(client)
         self._watch_process(group, client)
         return client
@@ -368,6 +382,8 @@ class ClientRegistry:
             # The new process numbers its requests from the start.
             client.claim_requests.clear()
             if client.watched is not None:
+                # Their ids may be those of other processes by now.
+                client.children = client.watched.without_dead(client.children)
                 client.watched.close()
             self._watch_process(group, client)
         for shared in list(group.table.subscriptions):
@@ -390,7 +406,7 @@ class ClientRegistry:
         until += [
             unexpired.until_ms
             for unexpired in group.table.unexpired.values()
-            if unexpired.instance == client.instance
+            if unexpired.is_of(client)
         ]
         is_dead = client.watched is not None and client.watched.is_dead
         is_silent = client.is_away(now_ms) and now_ms >= max(until, default=0)
@@ -414,14 +430,21 @@ class ClientRegistry:
         if peer.pid is None or peer.started is None:
             client.watched = None
             return
+        # The children from the start: a client whose own process is dead already would
+        # be evicted before they are added.
         client.watched = self._watch.watch(
-            peer.pid, peer.started, on_dead=partial(self._on_dead, group, client)
+            peer.pid,
+            peer.started,
+            children=client.children,
+            on_dead=partial(self._on_dead, group, client),
         )
 
     def _on_dead(self, group: LocalGroup, client: Client) -> None:
         """Evict a client whose process and children are dead."""
         with self._engine.changed:
-            if group.table.clients.get(client.client_id) is client:
+            is_here = group.table.clients.get(client.client_id) is client
+            # While this waited for the lock, another process may have continued.
+            if is_here and client.watched is not None and client.watched.is_dead:
                 self._evict(group, client, reason=DIED)
                 self._engine.act(group.session)
 
@@ -437,12 +460,6 @@ class ClientRegistry:
         }
         self._context.observe("client_gone", fields)
         group.evict(client, reason=reason)
-
-    def set_children(self, client: Client, pids: tuple[int, ...]) -> None:
-        """Replace the processes that count as the client's own."""
-        client.children = pids
-        if client.watched is not None:
-            client.watched.replace(pids)
 
     # --- subscriptions
 
@@ -460,27 +477,38 @@ class ClientRegistry:
         Raises:
             ConfigurationError: A setting is invalid, or differs from that of other
                 clients.
+            InvalidTransition: The client has ended the subscription meanwhile.
             LogUnreadable: A topic does not exist.
         """
-        config = spec.config()
+        config, request = spec.config(), object()
         with self._engine.changed:
             shared = self._find_subscription(group, client, name=name, spec=spec)
             if shared is not None:
                 return shared
-        subscription = new_subscription(
-            config,
-            self._runtime.ports.data,
-            group_id=group.group_id,
-            coordination_topic=self._runtime.description.name,
-            timeout_ms=timeout_ms,
-        )
-        with self._engine.changed:
-            group.find(client.client_id, client.instance)
-            shared = self._find_subscription(group, client, name=name, spec=spec)
-            if shared is None:
-                shared = self._add_subscription(group, spec, subscription)
-                group.add_subscriber(shared, client, name=name, spec=spec)
-            return shared
+            client.lookups[request] = name
+        try:
+            subscription = new_subscription(
+                config,
+                self._runtime.ports.data,
+                group_id=group.group_id,
+                coordination_topic=self._runtime.description.name,
+                timeout_ms=timeout_ms,
+            )
+            with self._engine.changed:
+                group.find(client.client_id, client.instance)
+                if request not in client.lookups:
+                    raise InvalidTransition(
+                        f"subscription {name!r} of client {client.client_id!r} was "
+                        "ended while its topics were looked up; subscribe again"
+                    )
+                shared = self._find_subscription(group, client, name=name, spec=spec)
+                if shared is None:
+                    shared = self._add_subscription(group, spec, subscription)
+                    group.add_subscriber(shared, client, name=name, spec=spec)
+                return shared
+        finally:
+            with self._engine.changed:
+                client.lookups.pop(request, None)
 
     def _find_subscription(
         self,
@@ -514,3 +542,8 @@ class ClientRegistry:
                 "that overlap)",
                 setting="topics",
             ) from error
+
+
+def _is_restored(journaled: JournaledClient) -> bool:
+    """Return whether a restart restores a client: it has more than old deadlines."""
+    return bool(journaled.specs or journaled.claims)

@@ -41,14 +41,14 @@ WAIT_S = 0.05
 
 
 @attrs.frozen
-class FenceQuery:
-    """One fence query in progress: its request, and its response."""
+class PendingRequest:
+    """A request whose response is not made yet."""
 
     call: ApiRequest
-    later: Later
+    later: Later = attrs.field(factory=Later, init=False)
 
 
-Respond = Callable[[FenceQuery, bytes | Exception], None]
+Respond = Callable[[PendingRequest, bytes | Exception], None]
 """Makes the response to a query from a JSON document or an error; on any thread."""
 
 
@@ -80,14 +80,14 @@ class FenceQueries:
         # Identifies the thread that answers waiting queries; None while there is none.
         self._server: object | None = None
         # Waiting queries by their timeout in milliseconds, the oldest first.
-        self._waiting: dict[int, list[FenceQuery]] = {}
+        self._waiting: dict[int, list[PendingRequest]] = {}
         # Number of groups that were taken from the waiting queries so far.
         self._taken_count = 0
         self._is_timed = False
 
     def add(self, call: ApiRequest) -> Later | None:
         """Answer a query; None if too many requests run. On the event loop."""
-        query = FenceQuery(call, Later())
+        query = PendingRequest(call)
         with self._lock:
             if self._server is not None:
                 if not self._is_timed:
@@ -97,7 +97,7 @@ class FenceQueries:
                 return query.later
         return query.later if self._start([query]) else None
 
-    def _start(self, queries: list[FenceQuery]) -> bool:
+    def _start(self, queries: list[PendingRequest]) -> bool:
         """Answer a group on a new thread; return whether a thread was available."""
         server = object()
         with self._lock:
@@ -133,13 +133,13 @@ class FenceQueries:
             if not self._start(queries):
                 self._fail(queries, unavailable("the sidecar is busy; try again soon"))
 
-    def _run(self, server: object, queries: list[FenceQuery]) -> None:
+    def _run(self, server: object, queries: list[PendingRequest]) -> None:
         """Answer a group, and then the groups that arrived meanwhile; on a thread."""
         while queries:
             self._answer(queries)
             queries = self._next(server)
 
-    def _next(self, server: object) -> list[FenceQuery]:
+    def _next(self, server: object) -> list[PendingRequest]:
         """Return the next group; an empty one if this thread has nothing more to do."""
         with self._lock:
             if self._server is not server:
@@ -150,7 +150,7 @@ class FenceQueries:
             self._taken_count += 1
             return self._waiting.pop(next(iter(self._waiting)))
 
-    def _answer(self, queries: list[FenceQuery]) -> None:
+    def _answer(self, queries: list[PendingRequest]) -> None:
         left = iter(queries)
         try:
             contents = self._call([query.call for query in queries])
@@ -160,7 +160,7 @@ class FenceQueries:
         except Exception as error:  # noqa: BLE001 - answered, whatever it is
             self._fail(left, error)
 
-    def _on_end(self, queries: list[FenceQuery], ended: Future[None]) -> None:
+    def _on_end(self, queries: list[PendingRequest], ended: Future[None]) -> None:
         """Refuse queries whose thread was cancelled before it ran."""
         if not ended.cancelled():
             return
@@ -169,7 +169,7 @@ class FenceQueries:
         for each in (queries, *late.values()):
             self._fail(each, unavailable(SHUTTING_DOWN))
 
-    def _fail(self, queries: Iterable[FenceQuery], error: Exception) -> None:
+    def _fail(self, queries: Iterable[PendingRequest], error: Exception) -> None:
         for query in queries:
             self._respond(query, error)
 
@@ -205,7 +205,7 @@ class RepeatedAnswers:
         self._call = call
         self._to_response = to_response
         self._fence_queries = FenceQueries(
-            executor=waiting, call=call_fence, respond=self._respond_fence
+            executor=waiting, call=call_fence, respond=self.respond
         )
 
     def answer_to(self, call: ApiRequest) -> Answer | None:
@@ -240,13 +240,6 @@ class RepeatedAnswers:
             return None
         return self._fence_queries.add(call)
 
-    def _respond_fence(self, query: FenceQuery, found: bytes | Exception) -> None:
-        request = _Pending(query.call.route, query.call.service, query.later)
-        if isinstance(found, bytes):
-            self.succeed(request, found)
-        else:
-            self.fail(request, found)
-
     def _on_thread(self, call: ApiRequest) -> Later | None:
         """Answer a request on a thread; None if too many requests run."""
         executor = self._waiting if call.waits else self._quick
@@ -255,8 +248,8 @@ class RepeatedAnswers:
             future = executor.submit(partial(self._call, call))
         except HttpError:
             return None
-        pending = _Pending(call.route, call.service, Later())
-        future.add_done_callback(partial(self._respond, pending))
+        pending = PendingRequest(call)
+        future.add_done_callback(partial(self._on_end, pending))
         return pending.later
 
     def _grant(self, call: ApiRequest, body: bytes) -> Found:
@@ -270,7 +263,8 @@ class RepeatedAnswers:
         except (msgspec.MsgspecError, RecursionError, HttpError):
             return None
         deadline = service.deadline(message.timeout_ms)
-        grant = _Grant(self, _Pending(call.route, service, Later()))
+        call = attrs.evolve(call, service=service, body=message)
+        grant = _Grant(self, PendingRequest(call))
         pending = None
         with contextlib.suppress(MarshalError):  # nothing was appended
             pending = service.grant_at_once(
@@ -279,31 +273,31 @@ class RepeatedAnswers:
         if pending is None:
             self._waiting.leave()
             # The thread waits for the busy engine, or raises the reason of a refusal.
-            return self._on_thread(attrs.evolve(call, service=service, body=message))
+            return self._on_thread(call)
         grant.begin(pending, deadline)
         return grant.request.later
 
-    def _respond(self, request: "_Pending", ended: Future[bytes | None]) -> None:
+    def _on_end(self, request: PendingRequest, ended: Future[bytes | None]) -> None:
         """Respond with the outcome of a call; runs on its thread."""
         try:
             content = ended.result(0)
         except CancelledError:
-            self.fail(request, unavailable(SHUTTING_DOWN))
+            self.respond(request, unavailable(SHUTTING_DOWN))
         except Exception as error:  # noqa: BLE001 - answered, whatever it is
-            self.fail(request, error)
+            self.respond(request, error)
         else:
-            self.succeed(request, content or b"")
+            self.respond(request, content or b"")
 
-    def succeed(self, request: "_Pending", content: bytes) -> None:
-        """Respond with a JSON document; on any thread."""
-        self._counts.request(request.route.name, 200)
-        request.later.put(response(content))
-
-    def fail(self, request: "_Pending", error: Exception) -> None:
-        """Respond with an error; on any thread."""
-        found = self._to_response(request.route, error)
-        self._counts.request(request.route.name, found.status_code)
-        request.later.put(response_bytes(found))
+    def respond(self, request: PendingRequest, found: bytes | Exception) -> None:
+        """Respond with a JSON document, or an error; on any thread."""
+        name = request.call.route.name
+        if isinstance(found, bytes):
+            self._counts.request(name, 200)
+            request.later.put(response(found))
+        else:
+            failed = self._to_response(request.call.route, found)
+            self._counts.request(name, failed.status_code)
+            request.later.put(response_bytes(failed))
 
     def leave(self) -> None:
         """Give the reserved place of a thread back; on any thread."""
@@ -315,31 +309,21 @@ class RepeatedAnswers:
         """Wait for a verdict on a thread, which takes the reserved place."""
 
         def wait() -> bytes | None:
-            service = grant.request.service
-            found = service.await_grant(pending, deadline)
+            found = grant.request.call.service.await_grant(pending, deadline)
             return msgspec.json.encode(found)
 
         try:
             future = self._waiting.submit(wait)
         except HttpError as error:
-            self.fail(grant.request, error)
+            self.respond(grant.request, error)
             return
-        future.add_done_callback(partial(self._respond, grant.request))
-
-
-@attrs.frozen
-class _Pending:
-    """A request whose response is not made yet."""
-
-    route: Route
-    service: SidecarService
-    later: Later
+        future.add_done_callback(partial(self._on_end, grant.request))
 
 
 class _Grant:
     """One grant in flight, answered by its verdict or by a thread that waits for it."""
 
-    def __init__(self, answers: RepeatedAnswers, request: _Pending) -> None:
+    def __init__(self, answers: RepeatedAnswers, request: PendingRequest) -> None:
         self.request = request
         self._answers = answers
         self._lock = threading.Lock()
@@ -360,7 +344,7 @@ class _Grant:
         if self._take():
             self._answers.leave()
             found = msgspec.json.encode(encode_verdict(verdict))
-            self._answers.succeed(self.request, found)
+            self._answers.respond(self.request, found)
 
     def _hand_over(self, pending: PendingGrant, deadline: Deadline) -> None:
         if self._take():

@@ -353,12 +353,14 @@ class Daemon:
     # --- serving
 
     async def _monitor(self) -> None:
-        """Notify systemd, log readiness, and detect a failed engine."""
+        """Notify systemd, log readiness, leave idle groups, detect a failed engine."""
         while True:
             try:
                 view = await asyncio.to_thread(self.states.view)
                 self._notifier.update(view)
                 self._log_readiness(view)
+                if view.state is State.RUNNING and self.service is not None:
+                    await asyncio.to_thread(self.service.close_idle)
             except Exception:  # noqa: BLE001 - monitoring must not end the daemon
                 # While monitoring fails, nothing feeds systemd's watchdog.
                 _log.exception("monitoring the sidecar failed")

@@ -32,12 +32,12 @@ from kafka_marshal.remote.answers import (
     LocalClient,
     OwnersNow,
 )
-from kafka_marshal.remote.grants import decode_request, encode_verdict
+from kafka_marshal.remote.grants import encode_verdict
 from kafka_marshal.runtime import Runtime
 from kafka_marshal.sidecar.clients import Client
 from kafka_marshal.sidecar.config import HANDOFF_MS
 from kafka_marshal.sidecar.events import EventCursor
-from kafka_marshal.sidecar.grants import Grants, NumberedRequest
+from kafka_marshal.sidecar.grants import Grants, NumberedRequest, numbered_request
 from kafka_marshal.sidecar.group import LEFT, LocalGroup
 from kafka_marshal.sidecar.health import Lifecycle, State
 from kafka_marshal.sidecar.http_errors import UNKNOWN
@@ -116,7 +116,7 @@ class SidecarService:
 
     @property
     def groups(self) -> tuple[LocalGroup, ...]:
-        """The groups; used by metrics and tests under the engine's lock."""
+        """The groups; used by tests under the engine's lock."""
         return tuple(self._registry.groups.values())
 
     # --- the sidecar
@@ -168,6 +168,12 @@ class SidecarService:
         """
         return self._registry.restore(timeout_ms=timeout_ms)
 
+    def close_idle(self) -> None:
+        """Leave the groups that no client has used for a heartbeat interval."""
+        with self._engine.changed:
+            if self._is_admitting:
+                self._registry.close_idle()
+
     # --- clients
 
     def register(
@@ -216,7 +222,9 @@ class SidecarService:
                     "own process is known",
                     setting="pids",
                 )
-            self._registry.set_children(client, request.pids)
+            client.children = request.pids
+            if client.watched is not None:
+                client.watched.replace(request.pids)
 
     def leave(self, who: Caller, request: api.LeaveRequest) -> api.LeaveResponse:
         """Remove a client, or answer that it must wait for a drain.
@@ -333,6 +341,7 @@ class SidecarService:
             group, client = self._find(who)
             for each in release.returned:
                 group.accept_returned(client, each, reason=LEFT)
+            client.end_lookups(name)
             if keep:
                 group.detach(client, name)
             else:
@@ -364,18 +373,18 @@ class SidecarService:
         with self._engine.changed:
             self._require_open()
             group, client = self._find(who)
-            own = [
-                names
-                for names in group.table.single_claims.values()
-                if client.client_id in names
+            key = Key(who.group_id, topic, partition)
+            others = [
+                other
+                for other, names in group.table.single_claims.items()
+                if other != key and client.client_id in names
             ]
-            if len(own) >= CLAIMS_MAX:
+            if len(others) >= CLAIMS_MAX:
                 raise ConfigurationError(
                     f"client {client.client_id!r} claims {CLAIMS_MAX} partitions one "
                     "by one, the most; consume their topics instead",
                     setting="partition",
                 )
-            key = Key(who.group_id, topic, partition)
             if client.accept_claim_request(key, request, is_on=True):
                 group.add_single_claim(client, key)
                 self._engine.act(group.session)
@@ -864,30 +873,6 @@ def _is_over(pending: tuple[LocalGroup, list[int]]) -> bool:
     group, seqs = pending
     session = group.session
     return not session.leaving_count and not session.is_pending(seqs, late=False)
-
-
-def numbered_request(group_id: str, message: api.GrantRequest) -> NumberedRequest:
-    """Return the request in a message.
-
-    Raises:
-        ConfigurationError: It requests nothing, or names no group or token.
-    """
-    require_name("group_id", group_id)
-    try:
-        request = decode_request(group_id, message)
-    except ValueError as error:
-        raise ConfigurationError(str(error), setting="token") from error
-    if message.last < message.first:
-        raise ConfigurationError(
-            f"the range {message.first} to {message.last} is empty: last is below "
-            "first",
-            setting="last",
-        )
-    return NumberedRequest(
-        request=request,
-        secret=bytes.fromhex(message.secret),
-        number=message.request,
-    )
 
 
 def _key(who: Caller, progress: api.Progress) -> Key:

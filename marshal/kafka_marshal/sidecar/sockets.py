@@ -10,6 +10,7 @@ import fcntl
 import os
 import socket
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
@@ -190,8 +191,9 @@ def _locked(path: Path) -> int:
         os.close(lock)
         by = f" (process {pid})" if pid.isdecimal() else ""
         raise _taken(path, f"a living sidecar{by}") from None
-    os.ftruncate(lock, 0)
-    os.write(lock, f"{os.getpid()}\n".encode())
+    with suppress(OSError):  # such as a full disk: only messages need the pid
+        os.ftruncate(lock, 0)
+        os.write(lock, f"{os.getpid()}\n".encode())
     return lock
 
 

@@ -27,7 +27,7 @@ from slowness import is_over
 from kafka_marshal import Marshal
 from kafka_marshal.aio import AsyncMarshal
 from kafka_marshal.claims import HeldClaim
-from kafka_marshal.clock import ThreadBackground
+from kafka_marshal.clock import SystemClock, ThreadBackground
 from kafka_marshal.config import Callbacks, ConsumerConfig
 from kafka_marshal.consumer import Consumer
 from kafka_marshal.engine import Subscription
@@ -262,7 +262,7 @@ def test_a_client_registers_and_subscribes_again_at_a_restarted_sidecar(linked):
     linked.sidecar.answers["PUT", "c"] = [
         (503, failure("CoordinationError", retriable=True))
     ]
-    linked.sidecar.info_rest = {"span": 7}
+    linked.sidecar.info_rest = {"span": 7, "heartbeat_interval_ms": 2 * H}
     linked.restart()
     linked.stream.push(linked.snapshot(linked.assigned(epoch=9)))
     session = linked.link.session
@@ -273,7 +273,8 @@ def test_a_client_registers_and_subscribes_again_at_a_restarted_sidecar(linked):
     registrations = linked.sidecar.named("PUT", "/clients/c")
     assert {each["instance"] for each in registrations} == {INSTANCE}
     assert len(linked.sidecar.named("PUT", linked.name)) == 2
-    assert linked.link.engine.context.span == 7, "as the sidecar says now"
+    context = linked.link.engine.context  # as the sidecar says now
+    assert (context.span, context.heartbeat_interval_ms) == (7, 2 * H)
 
 
 def test_an_unchanged_claim_continues_after_a_sidecar_restart(linked):
@@ -604,6 +605,15 @@ def test_a_sidecar_of_another_level_or_clock_is_refused(rest, message):
     with pytest.raises(ConfigurationError, match=message):
         greeted(sidecar)
     assert sidecar.named("PUT", "/clients/c") == []
+
+
+def test_a_client_that_stood_still_during_the_answer_has_the_same_clock():
+    """Such as a stopped process: the answer was 10 s old when it was read."""
+    sidecar, now_ms = FakeSidecar(), SystemClock().now_ms
+    info = sidecar.info()
+    sidecar.info = lambda: replace(info, now_ms=now_ms())
+    sidecar.clock.now_ms = lambda: now_ms() + 10_000 * len(sidecar.named("GET", "info"))
+    assert greeted(sidecar).client_id == "host-a"
 
 
 def test_a_client_does_not_register_if_the_check_fails():

@@ -166,6 +166,24 @@ def test_a_sidecar_that_does_not_run_counts_as_gone(tmp_path, monkeypatch, how):
         assert not link.is_gone
 
 
+def test_a_socket_of_another_user_names_who_may_connect(monkeypatch):
+    def refuse(path, timeout_s):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(transport.unix_sockets, "connect", refuse)
+    link = Connection.open(
+        Address.parse("unix:/run/s.sock"),
+        token=None,
+        group_id="g",
+        client_id="c",
+        instance="00",
+    )
+    with closing(link), pytest.raises(CoordinationError) as caught:
+        link.send("GET", "/v1/info")
+    assert "may not connect to the sidecar at unix:/run/s.sock" in str(caught.value)
+    assert "run --socket-group" in str(caught.value)
+
+
 def test_a_sidecar_that_answers_is_not_gone(sidecar, monkeypatch):
     monkeypatch.setattr(transport, "GONE_MS_MAX", 0)
     link = connected(sidecar)

@@ -29,9 +29,9 @@ from kafka_marshal.sidecar.grants import (
     NUMBERS_MAX,
     IdempotencyCache,
     NumberedRequest,
+    numbered_request,
 )
 from kafka_marshal.sidecar.http_errors import WRONG_SECRET
-from kafka_marshal.sidecar.service import numbered_request
 
 TASK = "7a" * 16
 WRONG = "00" * 16

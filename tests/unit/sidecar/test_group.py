@@ -22,6 +22,7 @@ from sidecarkit import (
     having,
     keys,
     leaving,
+    records,
     releases,
     run,
     run_until,
@@ -35,11 +36,13 @@ from kafka_marshal.errors import (
     ConfigurationError,
     PositionError,
 )
+from kafka_marshal.protocol.records import Member
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.remote import api
 from kafka_marshal.remote.transport import error_of
 from kafka_marshal.sidecar.assignment import Assignor
 from kafka_marshal.sidecar.process_monitor import Peer
+from simulator.fakestore import AppendFate
 
 # --- Events ---
 
@@ -458,13 +461,42 @@ def test_an_idle_group_is_closed(cluster, machine):
     a = Local(machine, "a")
     leaving(a)
     cluster.run(200)
-    Local(machine, "z", group="h")
-    assert len(machine.service.groups) == 2
-    cluster.run(H + 200)
-    Local(machine, "y", group="h2")
-    cluster.run(H + 200)
-    Local(machine, "x", group="h2")
-    assert "g" not in {host.group_id for host in machine.service.groups}
+    machine.service.close_idle()
+    cluster.run(H - 200)
+    machine.service.close_idle()
+    assert [host.group_id for host in machine.service.groups] == ["g"]
+    cluster.run(200)
+    machine.service.close_idle()
+    assert machine.service.groups == ()
+    # Its last record is that it has left.
+    count = len(records(cluster, Member))
+    cluster.run(3 * H)
+    assert len(records(cluster, Member)) == count
+
+
+def test_a_group_is_not_closed_before_the_log_shows_its_releases(cluster, machine):
+    """Otherwise nobody would repeat them once the brokers take records again."""
+    a = having(machine)
+    cluster.fates["host-1"] = AppendFate(is_lost=True)
+    returned = tuple(a.returned(key) for key in a.held)
+    a.held.clear()
+    machine.service.leave(a.who, api.LeaveRequest(returned=returned))
+    for _ in range(3):
+        machine.service.close_idle()
+        cluster.run(H)
+    del cluster.fates["host-1"]
+    cluster.run(H)
+    assert len(releases(cluster)) == 8
+
+
+def test_a_sidecar_that_ends_leaves_its_groups_in_order(cluster, machine):
+    leaving(Local(machine, "a"))
+    cluster.run(200)
+    machine.service.close_idle()
+    machine.service.start_drain()
+    cluster.run(H)
+    machine.service.close_idle()
+    assert len(machine.service.groups) == 1
 
 
 # --- Drains ---

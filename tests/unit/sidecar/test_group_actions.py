@@ -163,6 +163,20 @@ def test_an_error_of_an_action_is_raised_and_ends_it():
     assert not runner.is_busy
 
 
+def test_an_action_without_a_thread_is_refused_and_blocks_no_other(monkeypatch):
+    def no_thread(call, *, name):
+        raise RuntimeError("can't start new thread")
+
+    runner = ActionRunner()
+    with monkeypatch.context() as patched:
+        patched.setattr(group_actions, "begin", no_thread)
+        with pytest.raises(HttpError, match="can't start new thread") as refused:
+            runner.start("a reset", int)
+    assert refused.value.status == 503
+    assert not runner.is_busy
+    assert runner.start("another", int).result(30) == 0
+
+
 def test_a_closed_runner_starts_no_action():
     runner = ActionRunner()
     runner.close()

@@ -388,6 +388,37 @@ def test_an_internal_error_is_logged_and_not_disclosed(wire, caplog):
     assert "hunter2" in caplog.text
 
 
+def test_heartbeats_that_wait_for_the_engine_do_not_delay_probes(wire):
+    hold, entered = threading.Event(), threading.Semaphore(0)
+
+    def beat(who, request):
+        entered.release()
+        assert hold.wait(30)
+        raise errors.DeadlineExceeded("late")
+
+    wire.service.beat = beat
+
+    async def main():
+        async with wire.connect() as client:
+            beats = [
+                asyncio.create_task(
+                    client.post(CLIENT + "/beat", json={}, headers=HEADERS)
+                )
+                for _ in range(2 * http_app.QUICK_THREADS)
+            ]
+            with ThreadPoolExecutor() as pool:
+                for _ in range(http_app.QUICK_THREADS):
+                    await asyncio.get_running_loop().run_in_executor(
+                        pool, entered.acquire, True, 30
+                    )
+            probes = [await client.get(place) for place in (paths.LIVEZ, paths.READYZ)]
+            hold.set()
+            await asyncio.gather(*beats)
+            return probes
+
+    assert [each.status_code for each in asyncio.run(main())] == [200, 200]
+
+
 def test_waiting_requests_do_not_delay_heartbeats(wire, monkeypatch):
     """A heartbeat is answered while grants occupy all threads that may wait."""
     hold = threading.Event()

@@ -17,6 +17,7 @@ from sidecarkit import (
     Local,
     Machine,
     having,
+    leaving,
     records,
     releases,
     run,
@@ -657,6 +658,44 @@ def test_another_process_of_the_name_is_refused_until_the_deadline(cluster, mach
         Local(machine, "a")
     cluster.run(2 * H)
     Local(machine, "a")
+
+
+def test_deadlines_hold_for_another_client_of_the_same_process(cluster, machine):
+    """A process may draw one instance for all its clients."""
+    a = having(machine)
+    machine.restart()
+    b = Local(machine, "b", pid=1, instance=a.instance)
+    b.subscribe()
+    wait_for_deadlines(cluster, a, b)
+    run_until(cluster, [b], lambda: len(b.valid) == 8, H)
+
+
+def test_a_lower_heartbeat_interval_ends_no_deadline_of_before(cluster, machine):
+    """Lowered while the sidecar was down: the deadlines are of the old interval."""
+    a = having(machine)
+    machine.crash()
+    for t in (0, 1):
+        config = replace(
+            cluster.config, generation=2, era=2, heartbeat_interval_ms=H // 3
+        )
+        write(cluster, config, t)
+    machine.start()
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    wait_for_deadlines(cluster, a, b)
+    run_until(cluster, [b], lambda: len(b.valid) == 8, H)
+
+
+def test_a_restart_opens_no_group_without_clients(cluster, machine):
+    """The directory of each group that was ever used stays."""
+    a = having(machine)
+    b = Local(machine, "b", group="of-b")
+    leaving(Local(machine, "c", group="of-c"))
+    run(cluster, [a, b], H)
+    machine.restart()
+    opened = {host.group_id for host in machine.service.groups}
+    assert opened == {"g"}
+    assert len(list(machine.state_dir.glob("*/g=*/c=host-1/identity.json"))) == 3
 
 
 def test_deadlines_survive_two_restarts(cluster, machine):

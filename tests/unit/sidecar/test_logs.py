@@ -3,6 +3,9 @@
 import io
 import json
 import logging
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -136,3 +139,60 @@ def test_lines_for_a_stalled_log_reader_are_dropped_without_blocking(monkeypatch
     assert len(lines) == 13
     assert "dropped 40 log lines" in lines[-2]
     assert lines[-1].endswith("last")
+
+
+STUCK = """
+import logging, sys
+from kafka_marshal.observability.logs import LOGGER_NAME
+from kafka_marshal.sidecar import logs
+logs.END_S = 0.1
+_, stop = logs.start_logging("text")
+for number in range(int(sys.argv[1])):
+    logging.getLogger(LOGGER_NAME).info("line %d %s", number, "x" * 1_000)
+stop()
+"""
+
+
+@pytest.mark.parametrize("count", [500, 2 * logs.LINES_MAX])
+def test_the_process_ends_although_the_reader_of_its_log_is_stuck(count):
+    """With room in the queue for the end of the log, and without."""
+    reads, writes = os.pipe()
+    try:
+        subprocess.run(
+            [sys.executable, "-c", STUCK, str(count)],
+            stderr=writes,
+            check=True,
+            timeout=60,
+        )
+    finally:
+        os.close(reads)
+        os.close(writes)
+
+
+def test_a_line_that_cannot_be_formatted_does_not_end_the_log():
+    stream = io.StringIO()
+    _, stop = logs.start_logging("text", stream)
+    logging.getLogger(LOGGER_NAME).info("%d", "no number")
+    logging.getLogger(LOGGER_NAME).info("last")
+    stop()
+    first, last = stream.getvalue().splitlines()
+    assert first.startswith("a line of kafka_marshal cannot be formatted: TypeError")
+    assert last.endswith("last")
+
+
+def test_the_log_continues_after_its_reader_is_gone(capfd):
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    _, stop = logs.start_logging("text", Gone())
+    logging.getLogger(LOGGER_NAME).info("to nobody")
+    stop()
+    assert capfd.readouterr().err == ""
+
+
+def test_without_stderr_the_log_is_written_to_nothing(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    _, stop = logs.start_logging("text")
+    logging.getLogger(LOGGER_NAME).info("to nobody")
+    stop()

@@ -3,6 +3,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import attrs
 import pytest
 from enginekit import H, held_by, lines, owning, spec, world
 from scraping import Scraped
@@ -183,6 +184,15 @@ def test_an_engine_that_cannot_be_read_is_reported_as_down(cluster, monkeypatch)
     found = daemon.scrape()
     assert found("marshal_up", GROUP) == 0
     assert found.named("marshal_replay_lag_records") == {}
+
+
+def test_a_scrape_does_not_wait_for_a_busy_engine_to_list_clients(monkeypatch):
+    daemon = Daemon()
+    view = attrs.evolve(daemon.states.view(), is_busy=True)
+    monkeypatch.setattr(daemon.states, "view", lambda: view)
+    monkeypatch.delattr(Daemon, "clients")
+    monkeypatch.delattr(Daemon, "refusals")
+    assert daemon.scrape()("marshal_sidecar_event_streams") == 0
 
 
 def test_read_back_and_takeover_times_agree_with_the_log(cluster):

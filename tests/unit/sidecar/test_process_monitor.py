@@ -470,6 +470,19 @@ def test_a_child_that_could_not_be_watched_is_tried_again(watch, monkeypatch):
         bell.wait()
 
 
+def test_a_dead_process_with_a_living_child_is_not_reported(watch):
+    bell = Bell()
+    pid, started = gone()
+    with process() as child:
+        watched = watch.watch(pid, started, children=[child.pid], on_dead=bell)
+        let_another_die(watch)
+        assert (bell.count, watched.is_dead) == (0, False)
+        assert watched.without_dead([child.pid]) == (child.pid,)
+        child.kill()
+        bell.wait()
+        assert watched.without_dead([pid, child.pid]) == (pid,)
+
+
 def test_removed_children_do_not_count(watch):
     bell = Bell()
     with process() as main, process() as child:

@@ -4,14 +4,24 @@ import pytest
 from enginekit import (
     H,
 )
-from sidecarkit import Local, having, run, run_until
+from sidecarkit import (
+    FakeWatched,
+    Local,
+    Machine,
+    having,
+    leaving,
+    run,
+    run_until,
+)
 
 from kafka_marshal.errors import (
     ClaimLost,
     ConfigurationError,
+    CoordinationError,
     IdentityConflict,
 )
 from kafka_marshal.remote import api
+from kafka_marshal.sidecar import registry
 from kafka_marshal.sidecar.process_monitor import UNKNOWN_PEER, Caller
 
 # --- Joining ---
@@ -50,6 +60,40 @@ def test_a_process_can_register_again(machine):
     assert not a.registered.was_known
     a.register()
     assert a.registered.was_known
+
+
+def test_living_children_stay_with_a_client_whose_process_changes(cluster, machine):
+    a = having(machine)
+    machine.service.children(a.who, api.Children(pids=(7, 8, 9)))
+    machine.watch.watched[-1].dead.add(8)
+    a.pid = 2
+    a.register()
+    assert machine.watch.watched[-1].children == (7, 9)
+
+
+def test_a_late_report_of_a_death_does_not_evict_the_next_process(cluster, machine):
+    """The death is reported while that process continues with the same instance."""
+    a = having(machine)
+    (dead,) = machine.watch.watched
+    a.pid = 2
+    a.register()
+    dead.is_dead = True
+    dead.on_dead()
+    run(cluster, [a], H)
+    assert len(a.valid) == 8
+
+
+def test_a_restarted_sidecar_watches_children_from_the_start(
+    cluster, tmp_path, monkeypatch
+):
+    """If their parent died meanwhile, its death could be reported before."""
+    machine = Machine(cluster, state_dir=tmp_path)
+    a = having(machine)
+    machine.service.children(a.who, api.Children(pids=(7, 8)))
+    run(cluster, [a], H)
+    monkeypatch.delattr(FakeWatched, "replace")
+    machine.restart()
+    assert machine.watch.watched[-1].children == (7, 8)
 
 
 def test_two_living_processes_of_one_name_conflict(machine):
@@ -143,3 +187,15 @@ def test_the_list_of_clients_shows_state_leases_and_last_heartbeat(cluster, mach
     assert second.beat_age_ms is None
     cluster.run(2_000)
     assert [line.state for line in machine.service.clients()] == ["silent", "silent"]
+
+
+def test_a_restarted_client_needs_no_further_place(cluster, machine, monkeypatch):
+    a = having(machine)
+    monkeypatch.setattr(registry, "CLIENTS_MAX", 1)
+    leaving(a, release=False)
+    with pytest.raises(CoordinationError, match="1 clients are registered"):
+        Local(machine, "b", pid=2)
+    again = Local(machine, "a", pid=1)
+    run_until(cluster, [again], lambda: len(again.valid) == 8, H)
+    # The same living process may restart many times.
+    assert [each.is_closed for each in machine.watch.watched] == [True, False]

@@ -71,6 +71,14 @@ def test_the_server_starts_serves_drains_and_ends(world, caplog):
     assert world.given["bootstrap_servers"] == ("localhost:9092",)
 
 
+def test_idle_groups_are_left_while_nobody_registers(world):
+    def script():
+        world.wait_ready()
+        eventually(lambda: world.service.idle_count > 1, "idle groups are left")
+
+    world.run(script)
+
+
 def test_deaths_of_clients_are_counted(world):
     def script():
         world.wait_ready()

@@ -37,6 +37,7 @@ from kafka_marshal.errors import (
     ConfigurationError,
     CoordinationError,
     DeadlineExceeded,
+    InvalidTransition,
     LogUnwritable,
 )
 from kafka_marshal.protocol.codec import person_to_tags
@@ -51,6 +52,7 @@ from kafka_marshal.protocol.records import (
 )
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api
+from kafka_marshal.sidecar import registry, service
 from kafka_marshal.sidecar.health import State
 from kafka_marshal.sidecar.process_monitor import Caller
 from simulator.fakestore import AppendFate
@@ -533,6 +535,40 @@ def test_two_sidecars_report_the_same_world(cluster, machine):
     }
     assert owners == {"host-1"}
     assert a.valid
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_subscription_that_is_ended_during_its_lookup_does_not_begin(
+    cluster, machine, monkeypatch, keep
+):
+    """The client has given the request up: it would give back each partition."""
+    a = Local(machine, "a", pid=1)
+    look_up = registry.new_subscription
+
+    def ended(*args, **rest):
+        none = api.ReleaseRequest(returned=())
+        machine.service.unsubscribe(a.who, "s", release=none, keep=keep)
+        return look_up(*args, **rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(registry, "new_subscription", ended)
+        with pytest.raises(InvalidTransition, match="'s' of client 'a' was ended"):
+            a.subscribe()
+    assert machine.service.clients()[0].subscriptions == ()
+    a.subscribe()
+    run_until(cluster, [a], lambda: len(a.valid) == 8, 3 * H)
+
+
+def test_a_claim_is_repeated_at_the_limit_of_claims(cluster, machine, monkeypatch):
+    """As after a restart of the sidecar: a refusal would end the client for good."""
+    monkeypatch.setattr(service, "CLAIMS_MAX", 2)
+    a = Local(machine, "a", pid=1)
+    a.claim(0)
+    a.claim(1)
+    with pytest.raises(ConfigurationError, match="claims 2 partitions one by one"):
+        a.claim(2)
+    a.claim(0)
+    run_until(cluster, [a], lambda: len(a.valid) == 2, 3 * H)
 
 
 def test_the_owners_of_a_topic_match_the_claims_of_the_world(cluster, machine):

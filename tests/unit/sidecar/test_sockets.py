@@ -1,5 +1,6 @@
 """Listening sockets: permissions, one sidecar on each, stale ones replaced."""
 
+import errno
 import os
 import socket
 import stat
@@ -93,6 +94,17 @@ def test_a_living_sidecar_keeps_its_socket(path):
     assert path.exists()
     place.close()
     open_unix(path).close()
+
+
+def test_on_a_full_disk_a_socket_is_opened_and_kept(path, monkeypatch):
+    def full(number, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", full)
+    place = open_unix(path)
+    with pytest.raises(ConfigurationError, match="in use by a living sidecar;"):
+        open_unix(path)
+    place.close()
 
 
 def test_a_socket_of_another_program_is_kept(path):
