@@ -1,7 +1,7 @@
 """Tokens for logins by OAUTHBEARER: those of a user's provider, or of a token endpoint.
 
 Client libraries request a token for each connection, on threads that must not block for
-long, so a request takes a few seconds at most.
+long, so a wait for a token takes a few seconds at most.
 """
 
 import base64
@@ -11,12 +11,16 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from urllib.parse import quote_plus, urlencode, urlsplit
 
+from kafka_marshal.closing import begin
 from kafka_marshal.errors import CoordinationError
 
 REQUEST_TIMEOUT_S = 5.0
+# Time between two requests for a new token while the last one is still valid.
+RETRY_S = 5.0
 # Lifetime of tokens without an expiry.
 TOKEN_LIFE_S = 300.0
 # The part of its life after which a token is renewed: before librdkafka requests one.
@@ -42,9 +46,10 @@ def _post(
     """Send a request to a token endpoint; return the body of its response.
 
     Raises:
-        OSError: There is no answer, or it is a refusal.
+        OSError: There is no answer, or it is a refusal or no HTTP.
     """
-    # Its import takes longer than most programs take to connect.
+    # Their import takes longer than most programs take to connect.
+    from http.client import HTTPException
     from urllib.request import HTTPSHandler, Request, build_opener
 
     # The settings allow http and https alone.
@@ -53,16 +58,42 @@ def _post(
     if cafile is not None:
         context.load_verify_locations(cafile)
     opener = build_opener(HTTPSHandler(context=context))
-    with opener.open(request, timeout=REQUEST_TIMEOUT_S) as response:
-        answer: bytes = response.read(_RESPONSE_BYTES_MAX)
-        return answer
+    try:
+        with opener.open(request, timeout=REQUEST_TIMEOUT_S) as response:
+            answer: bytes = response.read(_RESPONSE_BYTES_MAX)
+            return answer
+    except HTTPException as error:
+        raise ConnectionError(f"{type(error).__name__}: {error}") from error
+
+
+def _post_in_time(
+    url: str, body: bytes, *, headers: dict[str, str], cafile: str | None
+) -> bytes:
+    """Call ``_post`` with a deadline for the whole.
+
+    The timeout of a socket is for each of its calls, and none is for the look-up of a
+    name.
+
+    Raises:
+        OSError: There is no answer in time, or it is a refusal or no HTTP.
+    """
+    asked = begin(
+        partial(_post, url, body, headers=headers, cafile=cafile), name="marshal-token"
+    )
+    try:
+        return asked.result(REQUEST_TIMEOUT_S)
+    except TimeoutError as error:
+        raise TimeoutError(
+            str(error) or f"no answer within {REQUEST_TIMEOUT_S:g} s"
+        ) from error
 
 
 class ClientCredentials:
     """Tokens of the client credentials flow (RFC 6749, 4.4). Thread-safe.
 
     A token is used until three quarters of its life are over, and until its end while
-    the endpoint does not answer.
+    the endpoint does not answer. Callers wait for a new one only if the last one has
+    expired, except the one that requests it.
 
     Attributes:
         expires_at_s: When the last token expires, in epoch seconds.
@@ -104,14 +135,21 @@ class ClientCredentials:
         Raises:
             CoordinationError: The endpoint gave none.
         """
-        with self._lock:
-            if self._now_s() >= self._renewed_at_s:
-                try:
-                    self._renew()
-                except CoordinationError:
-                    if self._now_s() >= self.expires_at_s:
-                        raise
+        now_s = self._now_s()
+        has_expired = now_s >= self.expires_at_s
+        if now_s < self._renewed_at_s or not self._lock.acquire(blocking=has_expired):
             return self._token
+        try:
+            if self._now_s() >= self._renewed_at_s:  # no other thread has renewed it
+                self._renew()
+        except CoordinationError:
+            now_s = self._now_s()
+            if now_s >= self.expires_at_s:
+                raise
+            self._renewed_at_s = min(self.expires_at_s, now_s + RETRY_S)
+        finally:
+            self._lock.release()
+        return self._token
 
     def _renew(self) -> None:
         fields = {"grant_type": "client_credentials"}
@@ -122,7 +160,7 @@ class ClientCredentials:
         body = urlencode(fields).encode()
         sent_s = self._now_s()
         try:
-            found = _post(self._url, body, headers=headers, cafile=self._cafile)
+            found = _post_in_time(self._url, body, headers=headers, cafile=self._cafile)
             answer = json.loads(found)
             token = answer["access_token"]
             life_s = float(answer.get("expires_in") or TOKEN_LIFE_S)
@@ -132,8 +170,8 @@ class ClientCredentials:
                 f"{_reason(error)}"
             ) from error
         self._token = str(token)
-        self._renewed_at_s = sent_s + _RENEWED_AT * life_s
         self.expires_at_s = sent_s + life_s
+        self._renewed_at_s = sent_s + _RENEWED_AT * life_s
 
 
 def _reason(error: Exception) -> str:

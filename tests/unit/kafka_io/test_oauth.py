@@ -2,6 +2,7 @@
 
 import base64
 import json
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from kafka_marshal.errors import CoordinationError
+from kafka_marshal.kafka_io import oauth as module
 from kafka_marshal.kafka_io.oauth import ClientCredentials, extensions_of
 
 
@@ -116,6 +118,101 @@ def test_the_error_shows_the_answer_of_the_endpoint(
         tokens.token()
     assert "returned no token" in str(caught.value)
     assert "ecret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [("http://127.0.0.1:port", "InvalidURL"), (None, "BadStatusLine")],
+)
+def test_an_endpoint_that_cannot_be_asked_by_http_gives_no_token(url, words, clock):
+    """The last token stays in use as while it does not answer."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.listen()
+        tokens = ClientCredentials(
+            url or f"http://127.0.0.1:{server.getsockname()[1]}",
+            client_id="a",
+            client_secret="b",
+            now_s=lambda: clock.now_s,
+        )
+
+        def answer():
+            near, _ = server.accept()
+            with near:
+                near.sendall(b"SSH-2.0-x\r\n")
+
+        if url is None:
+            threading.Thread(target=answer).start()
+        with pytest.raises(CoordinationError, match=f"returned no token.*{words}"):
+            tokens.token()
+
+
+@pytest.fixture
+def silent(monkeypatch):
+    """Make the endpoint answer nothing, and waits for it short; return its requests."""
+    asked, may_end = [], threading.Event()
+
+    def post(*_, **__):
+        asked.append(threading.current_thread())
+        may_end.wait(60)
+        return b""
+
+    monkeypatch.setattr(module, "_post", post)
+    monkeypatch.setattr(module, "REQUEST_TIMEOUT_S", 0.01)
+    yield asked
+    may_end.set()
+    for thread in asked:
+        thread.join(60)
+
+
+def test_the_wait_for_a_token_has_a_deadline(tokens, silent):
+    """The timeout of a socket is for each byte, and none is for a name's look-up."""
+    with pytest.raises(CoordinationError, match=r"no answer within 0\.01 s"):
+        tokens.token()
+    assert len(silent) == 1
+
+
+def test_requests_for_a_new_token_are_rare_while_the_last_one_is_valid(
+    endpoint, tokens, clock, silent, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        answer = json.dumps({"access_token": "one", "expires_in": 100}).encode()
+        patch.setattr(module, "_post", lambda *_, **__: answer)
+        patch.setattr(module, "REQUEST_TIMEOUT_S", 60.0)
+        assert tokens.token() == "one"
+    clock.now_s = 1_080.0
+    assert [tokens.token() for _ in range(3)] == ["one"] * 3
+    assert len(silent) == 1
+    clock.now_s += module.RETRY_S
+    assert tokens.token() == "one"
+    assert len(silent) == 2
+
+
+def test_only_one_thread_waits_for_the_successor_of_a_valid_token(
+    tokens, clock, monkeypatch
+):
+    answers = iter(
+        json.dumps({"access_token": each, "expires_in": 100}).encode()
+        for each in ("one", "two")
+    )
+    monkeypatch.setattr(module, "_post", lambda *_, **__: next(answers))
+    assert tokens.token() == "one"
+    clock.now_s = 1_080.0
+    found, is_asked, may_answer = [], threading.Event(), threading.Event()
+
+    def post(*_, **__):
+        is_asked.set()
+        may_answer.wait(60)
+        return next(answers)
+
+    monkeypatch.setattr(module, "_post", post)
+    monkeypatch.setattr(module, "REQUEST_TIMEOUT_S", 60.0)
+    renewing = threading.Thread(target=lambda: found.append(tokens.token()))
+    renewing.start()
+    assert is_asked.wait(60)
+    assert tokens.token() == "one"
+    may_answer.set()
+    renewing.join(60)
+    assert (found, tokens.token()) == (["two"], "two")
 
 
 def test_the_error_names_an_unreachable_endpoint(endpoint):
