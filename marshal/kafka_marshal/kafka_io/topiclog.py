@@ -146,8 +146,10 @@ class TopicLog(CoordinationLog):
             self._connect(deadline)
             starts = self._query_offsets(deadline.require_ms(no_answer), is_end=False)
             self._seek(starts)
-        except Exception as error:
+        except BaseException as error:
             self.close(0)
+            if not isinstance(error, Exception):
+                raise  # such as Ctrl-C
             doing = f"Opening the coordination topic {self._topic}"
             raise self._translate(error, doing, Access.READ) from error
 

@@ -182,6 +182,17 @@ def test_a_failed_connect_has_the_last_connection_error_as_its_cause(
     assert "certificate expired" in str(raised.value.__cause__)
 
 
+def test_ctrl_c_while_connecting_destroys_the_producer(client, monkeypatch):
+    def interrupt(topic, timeout):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(client.handle, "list_topics", interrupt)
+    timeouts = writer_timeouts(2_000)
+    with pytest.raises(KeyboardInterrupt):
+        FastProducerHandle(NOBODY, timeouts, lingers=True, timeout_ms=1_000)
+    until(lambda: client.handle is None, "it is destroyed")
+
+
 def test_a_fatal_error_fails_pending_and_later_sends(producer, client):
     """The reported error makes the writer replace the producer."""
     outcomes = []
@@ -336,6 +347,19 @@ def test_leaders_are_connected_while_the_topic_is_described(log):
     """The reader and the query client connect once each, and not again later."""
     assert log.asked_meanwhile == (2, 1)
     assert log.handle.asked == 2
+
+
+def test_ctrl_c_while_opening_closes_the_log(closed):
+    opened = []
+
+    class Interrupted(Log):
+        def _connect(self, deadline):
+            opened.extend((self._reader, self._querier))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Interrupted(NOBODY, heartbeat_interval_ms=None)
+    until(lambda: closed == opened, "both clients are closed")
 
 
 def test_metadata_of_a_new_topic_is_requested_until_it_is_known():
