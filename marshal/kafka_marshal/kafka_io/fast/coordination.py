@@ -329,8 +329,12 @@ class FastCoordinationLog(TopicLog):
         with self._lock:
             if self._is_closed or timeout_ms == self._reader_timeout_ms:
                 return
-            self._reader_timeout_ms = timeout_ms
-        fresh = self._new_reader()
+            before, self._reader_timeout_ms = self._reader_timeout_ms, timeout_ms
+        try:
+            fresh = self._new_reader()
+        except BaseException:
+            self._reader_timeout_ms = before  # so that another call tries again
+            raise
         with suppress(KafkaException):  # it finds the leaders by itself, later
             fresh.handle.list_topics(self._topic, timeout=_QUERY_S)
         self._keep_reader(fresh)

@@ -499,6 +499,18 @@ def test_a_reader_with_new_limits_continues_at_the_same_positions(log, closed):
     assert closed == [first]
 
 
+def test_new_limits_are_set_again_after_a_failed_attempt(log, closed, monkeypatch):
+    def refuse():
+        raise ConfigurationError("the key does not belong to the certificate")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log, "_new_reader", refuse)
+        with pytest.raises(ConfigurationError):
+            log._limit_requests(2_000)
+    log._limit_requests(2_000)
+    assert log.limits == [10_000, 2_000]
+
+
 def test_a_later_reader_replaces_one_not_used_yet(log, closed):
     log._limit_requests(2_000)
     unused = log._next_reader
