@@ -27,6 +27,8 @@ TOKEN_LIFE_S = 300.0
 _RENEWED_AT = 0.75
 _RESPONSE_BYTES_MAX = 1024 * 1024
 _SHOWN_MAX = 200
+# What a request that gets no token raises, or reading an answer without one.
+_NO_TOKEN = (OSError, RuntimeError, KeyError, TypeError, ValueError, AttributeError)
 
 
 def expiry_of(token: str) -> float:
@@ -50,6 +52,7 @@ def _post(
     """
     # Their import takes longer than most programs take to connect.
     from http.client import HTTPException
+    from urllib.error import HTTPError
     from urllib.request import HTTPSHandler, Request, build_opener
 
     # The settings allow http and https alone.
@@ -62,8 +65,12 @@ def _post(
         with opener.open(request, timeout=REQUEST_TIMEOUT_S) as response:
             answer: bytes = response.read(_RESPONSE_BYTES_MAX)
             return answer
+    except HTTPError as error:
+        with error:
+            shown = error.read(_SHOWN_MAX).decode(errors="replace")
+        raise OSError(f"{error}: {' '.join(shown.split())}") from error
     except HTTPException as error:
-        raise ConnectionError(f"{type(error).__name__}: {error}") from error
+        raise OSError(f"{type(error).__name__}: {error}") from error
 
 
 def _post_in_time(
@@ -76,6 +83,7 @@ def _post_in_time(
 
     Raises:
         OSError: There is no answer in time, or it is a refusal or no HTTP.
+        RuntimeError: No thread can be started.
     """
     asked = begin(
         partial(_post, url, body, headers=headers, cafile=cafile), name="marshal-token"
@@ -108,6 +116,7 @@ class ClientCredentials:
         scope: str = "",
         cafile: str | None = None,
         now_s: Callable[[], float] = time.time,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare; the first call of ``token`` requests one.
 
@@ -118,15 +127,17 @@ class ClientCredentials:
             scope: Requested scope; empty for that of the client.
             cafile: Certificates to trust besides those of the system.
             now_s: The wall clock, in seconds.
+            clock_s: A clock that is never set, for when that one is set back.
         """
         self._url = url
         self._login = f"{quote_plus(client_id)}:{quote_plus(client_secret)}"
         self._scope = scope
         self._cafile = cafile
-        self._now_s = now_s
+        self._now_s, self._clock_s = now_s, clock_s
         self._lock = threading.Lock()
         self._token = ""
-        self._renewed_at_s = 0.0
+        # When the token is to be renewed, by either clock.
+        self._renewed_at_s = self._renewed_clock_s = 0.0
         self.expires_at_s = 0.0
 
     def token(self) -> str:
@@ -135,21 +146,27 @@ class ClientCredentials:
         Raises:
             CoordinationError: The endpoint gave none.
         """
-        now_s = self._now_s()
-        has_expired = now_s >= self.expires_at_s
-        if now_s < self._renewed_at_s or not self._lock.acquire(blocking=has_expired):
+        has_expired = self._now_s() >= self.expires_at_s
+        if not self._is_due() or not self._lock.acquire(blocking=has_expired):
             return self._token
         try:
-            if self._now_s() >= self._renewed_at_s:  # no other thread has renewed it
+            if self._is_due():  # no other thread has renewed it
                 self._renew()
         except CoordinationError:
-            now_s = self._now_s()
-            if now_s >= self.expires_at_s:
+            if self._now_s() >= self.expires_at_s:
                 raise
-            self._renewed_at_s = min(self.expires_at_s, now_s + RETRY_S)
+            self._renew_within(RETRY_S, since_s=self._now_s())
         finally:
             self._lock.release()
         return self._token
+
+    def _is_due(self) -> bool:
+        is_late = self._now_s() >= self._renewed_at_s
+        return is_late or self._clock_s() >= self._renewed_clock_s
+
+    def _renew_within(self, wait_s: float, *, since_s: float) -> None:
+        self._renewed_at_s = min(self.expires_at_s, since_s + wait_s)
+        self._renewed_clock_s = self._clock_s() + wait_s
 
     def _renew(self) -> None:
         fields = {"grant_type": "client_credentials"}
@@ -164,25 +181,19 @@ class ClientCredentials:
             answer = json.loads(found)
             token = answer["access_token"]
             life_s = float(answer.get("expires_in") or TOKEN_LIFE_S)
-        except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        except _NO_TOKEN as error:
             raise CoordinationError(
                 f"The token endpoint {urlsplit(self._url).netloc} returned no token: "
                 f"{_reason(error)}"
             ) from error
         self._token = str(token)
         self.expires_at_s = sent_s + life_s
-        self._renewed_at_s = sent_s + _RENEWED_AT * life_s
+        self._renew_within(_RENEWED_AT * life_s, since_s=sent_s)
 
 
 def _reason(error: Exception) -> str:
-    """Return why a request for a token failed, with what the endpoint answered."""
-    from urllib.error import HTTPError
-
-    if not isinstance(error, HTTPError):
-        return f"{type(error).__name__}: {error}"
-    with error:
-        body = error.read(_SHOWN_MAX).decode(errors="replace")
-    return f"{error}: {' '.join(body.split())}"
+    """Return why a request for a token failed."""
+    return str(error) if type(error) is OSError else f"{type(error).__name__}: {error}"
 
 
 def extensions_of(provider: Any) -> dict[str, str]:

@@ -4,6 +4,7 @@ import base64
 import json
 import socket
 import threading
+from http.client import HTTPResponse
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 from urllib.parse import parse_qs
@@ -55,7 +56,8 @@ def endpoint():
 
 @pytest.fixture
 def clock():
-    return SimpleNamespace(now_s=1_000.0)
+    """The wall clock, and the one that is never set."""
+    return SimpleNamespace(now_s=1_000.0, clock_s=5.0)
 
 
 @pytest.fixture
@@ -66,6 +68,7 @@ def tokens(endpoint, clock):
         client_secret="s/ecret",
         scope="kafka",
         now_s=lambda: clock.now_s,
+        clock_s=lambda: clock.clock_s,
     )
 
 
@@ -81,6 +84,22 @@ def test_a_token_is_renewed_before_it_expires(endpoint, tokens, clock):
     assert tokens.expires_at_s == 1_375  # the default lifetime is 300 s
     wanted = {"grant_type": ["client_credentials"], "scope": ["kafka"]}
     assert endpoint.requests == [("billing:s%2Fecret", wanted)] * 2
+
+
+def test_a_token_is_renewed_although_the_wall_clock_was_set_back(
+    endpoint, tokens, clock
+):
+    """Brokers refuse an expired one, which is taken for a wrong login."""
+    endpoint.answers += [
+        (200, {"access_token": "one", "expires_in": 100}),
+        (200, {"access_token": "two", "expires_in": 100}),
+    ]
+    assert tokens.token() == "one"
+    clock.now_s -= 3_600
+    assert tokens.token() == "one"
+    clock.clock_s += 75
+    assert tokens.token() == "two"
+    assert tokens.expires_at_s == clock.now_s + 100
 
 
 def test_a_token_is_used_until_it_expires_while_the_endpoint_fails(
@@ -169,6 +188,41 @@ def test_the_wait_for_a_token_has_a_deadline(tokens, silent):
     with pytest.raises(CoordinationError, match=r"no answer within 0\.01 s"):
         tokens.token()
     assert len(silent) == 1
+
+
+def test_the_body_of_a_refusal_is_read_within_the_deadline(
+    endpoint, tokens, monkeypatch
+):
+    """A refusal is read where its request was made: only that wait has a deadline."""
+    readers = []
+    read = HTTPResponse.read
+
+    def note(self, *size):
+        readers.append(threading.current_thread())
+        return read(self, *size)
+
+    monkeypatch.setattr(HTTPResponse, "read", note)
+    endpoint.answers.append((503, b"later"))
+    with pytest.raises(CoordinationError, match=r"token: HTTP Error 503: .*: later"):
+        tokens.token()
+    assert [each.name for each in readers] == ["marshal-token"]
+
+
+def test_a_valid_token_is_used_if_no_thread_can_be_started(
+    endpoint, tokens, clock, monkeypatch
+):
+    endpoint.answers.append((200, {"access_token": "one", "expires_in": 100}))
+    tokens.token()
+    clock.now_s = 1_080.0
+
+    def refuse(*_, **__):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(module, "begin", refuse)
+    assert tokens.token() == "one"
+    clock.now_s = 1_100.0
+    with pytest.raises(CoordinationError, match="can't start new thread"):
+        tokens.token()
 
 
 def test_requests_for_a_new_token_are_rare_while_the_last_one_is_valid(
