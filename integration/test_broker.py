@@ -126,6 +126,24 @@ def test_a_data_dir_survives_a_kill_and_an_orderly_end(tmp_path):
     assert (tmp_path / "broker.log").is_file()
 
 
+@pytest.mark.parametrize("name", ["Jürgen 🎛", "back\\slash"])
+def test_a_data_dir_may_have_any_character_but_a_comma(tmp_path, name):
+    """Java reads properties as Latin-1: it took another directory, here or nearby."""
+    with EmbeddedBroker(data_dir=tmp_path / name) as broker:
+        cluster = broker.cluster_id
+        assert (tmp_path / name / "data" / "meta.properties").is_file()
+        broker.restart()
+        assert broker.cluster_id == cluster
+    assert list(tmp_path.iterdir()) == [tmp_path / name]
+
+
+def test_a_data_dir_with_a_comma_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="comma") as caught:
+        EmbeddedBroker(data_dir=tmp_path / "a,b").start()
+    assert caught.value.setting == "data_dir"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_refused_properties_are_in_the_error():
     broker = EmbeddedBroker(properties={"process.roles": "nonsense"})
     with pytest.raises(ConfigurationError, match="nonsense"):

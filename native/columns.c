@@ -38,12 +38,9 @@ static void drop_buffers(Buffers *buffers) {
 }
 
 /* Read the bytes of a record's key or value; add them if they are wanted. */
-static int read_part(Reader *in, Column *column, Py_ssize_t index, int is_wanted) {
+static int read_element(Reader *in, Column *column, Py_ssize_t index, int is_wanted) {
     Part part;
-    if (!read_varint(in, &part.size) || part.size < -1) return NOT_READ;
-    if (part.size > in->end - in->at) return NOT_READ;
-    part.at = in->at;
-    if (part.size > 0) in->at += part.size;
+    if (!read_part(in, -1, &part)) return NOT_READ;
     return is_wanted ? add_part(column, index, &part) : READ;
 }
 
@@ -120,8 +117,8 @@ static int read_batch(const Whole *batch, Columns *columns) {
         int is_wanted = columns->first <= offset && offset < columns->end;
         Py_ssize_t at = columns->count;
         if (is_wanted && at >= columns->count_max) return NOT_READ;
-        if (!read_part(&record, &columns->keys, at, is_wanted) ||
-            !read_part(&record, &columns->values, at, is_wanted))
+        if (!read_element(&record, &columns->keys, at, is_wanted) ||
+            !read_element(&record, &columns->values, at, is_wanted))
             return NOT_READ;
         if (record.at == record.end) return NOT_READ; /* no number of headers */
         if (!is_wanted) continue;

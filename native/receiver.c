@@ -251,9 +251,10 @@ static int require_open(const Receiver *self, int is_busy) {
 static PyObject *receiver_start(PyObject *given, PyObject *args) {
     Receiver *self = (Receiver *)given;
     PyObject *head, *body;
+    Py_ssize_t start;
+    int version;
     const char *why = NULL;
-    if (!PyArg_ParseTuple(args, "OOni:start", &head, &body, &self->start,
-                          &self->version) ||
+    if (!PyArg_ParseTuple(args, "OOni:start", &head, &body, &start, &version) ||
         !require_open(self, 0))
         return NULL;
     if (PyObject_GetBuffer(head, &self->head, PyBUF_WRITABLE) < 0 ||
@@ -263,12 +264,14 @@ static PyObject *receiver_start(PyObject *given, PyObject *args) {
     }
     if (self->head.len != 0 && self->head.len != HEAD_BYTES)
         why = "a head has four bytes, or none";
-    else if (self->start < 0 || self->start > (self->head.len ? 0 : self->body.len))
+    else if (start < 0 || start > (self->head.len ? 0 : self->body.len))
         why = "a response begins within its body, with a head at its begin";
     if (why != NULL) {
         release_buffers(self);
         return raise_unusable(why);
     }
+    self->start = start;
+    self->version = version;
     pthread_mutex_lock(&self->lock);
     self->is_running = 1;
     self->is_received = 0;

@@ -4,19 +4,6 @@
 
 #include "records.h"
 
-#include <string.h>
-
-/* Read a length, and skip the bytes that follow it; NOT_READ if they are missing, or
- * fewer than ``size_min``. */
-static inline int read_part(Reader *in, int64_t size_min, Part *part) {
-    if (!read_varint(in, &part->size) || part->size < size_min ||
-        part->size > in->end - in->at)
-        return NOT_READ;
-    part->at = in->at;
-    if (part->size > 0) in->at += part->size;
-    return READ;
-}
-
 int read_record(Reader *in, const Batch *batch, Record *record) {
     int64_t size, delta_ms, delta;
     if (!read_varint(in, &size) || size < 1 || size > in->end - in->at) return NOT_READ;

@@ -29,6 +29,17 @@ typedef struct {
     const unsigned char *headers; /* where the first header begins */
 } Record;
 
+/* Read a length, and skip the bytes that follow it; NOT_READ if they are missing, or
+ * fewer than ``size_min``. */
+static inline int read_part(Reader *in, int64_t size_min, Part *part) {
+    if (!read_varint(in, &part->size) || part->size < size_min ||
+        part->size > in->end - in->at)
+        return NOT_READ;
+    part->at = in->at;
+    if (part->size > 0) in->at += part->size;
+    return READ;
+}
+
 /* Read a whole record; NOT_READ if any field is malformed. */
 int read_record(Reader *in, const Batch *batch, Record *record);
 

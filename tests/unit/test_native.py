@@ -101,6 +101,18 @@ def test_a_receiver_reads_only_the_head_of_a_response_of_another_size(
     assert near.recv(500) == b"x" * 200
 
 
+def test_a_refused_start_leaves_the_response_that_is_being_received(ends, receiver):
+    _, far = ends
+    head, body, *rest = buffers(10)
+    receiver.start(head, body, *rest)
+    with pytest.raises(ValueError, match="a response is being received"):
+        receiver.start(head, body, 5, 12)
+    far.sendall(struct.pack(">i", 10) + b"abcdefghij")
+    wait(receiver)
+    assert receiver.finish() == (14, [])
+    assert body.tobytes() == b"abcdefghij"
+
+
 @pytest.mark.parametrize("sent", [b"", b"\0\0", b"\0\0\0\x50", b"\0\0\0\x50abc"])
 def test_a_receiver_counts_the_bytes_before_the_connection_ends(ends, receiver, sent):
     _, far = ends

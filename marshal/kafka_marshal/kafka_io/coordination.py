@@ -107,7 +107,7 @@ class KafkaProducerHandle(ProducerHandle):
                     continue
                 self.end()
                 raise error from self._watch.last
-            except kafka_errors.KafkaError:
+            except BaseException:  # such as Ctrl-C
                 self.end()
                 raise
             else:

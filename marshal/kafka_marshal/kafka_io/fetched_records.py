@@ -44,6 +44,9 @@ RECORDS_AT_ONCE = 100
 # Loading aiokafka takes as long as parsing this much in Python. Topics with little
 # traffic never need it, and a short log is read sooner without.
 COMPILED_FROM_BYTES = 65_536
+# A poll ends with the batch that reaches this number of decompressed bytes: like a
+# response they stay in memory until the last record is handed out.
+DECOMPRESSED_BYTES = 8_388_608
 
 
 def parse_records(consumer: Any, make: Make, *, can_pack: bool = False) -> None:
@@ -54,7 +57,8 @@ def parse_records(consumer: Any, make: Make, *, can_pack: bool = False) -> None:
         make: Makes records.
         can_pack: Whether to return a ``PackedPiece`` if nothing need be parsed.
     """
-    read_fetches(consumer, partial(FetchedRecords, make=make, can_pack=can_pack))
+    read = partial(FetchedRecords, make=make, can_pack=can_pack, expansion=Expansion())
+    read_fetches(consumer, read)
 
 
 def _parser_of(fetch_bytes: int, header: Header) -> Parser:
@@ -64,10 +68,31 @@ def _parser_of(fetch_bytes: int, header: Header) -> Parser:
     return compiled or python_records
 
 
+class Expansion:
+    """Counts the bytes of batches that the fetches of a consumer decompress.
+
+    Attributes:
+        bytes_used: Bytes since the last poll that ended because of them.
+    """
+
+    __slots__ = ("bytes_used",)
+
+    def __init__(self) -> None:
+        self.bytes_used = 0
+
+    def ends_poll(self) -> bool:
+        """Return whether a poll must end, and begin to count again if so."""
+        if self.bytes_used < DECOMPRESSED_BYTES:
+            return False
+        self.bytes_used = 0
+        return True
+
+
 class Taken:
     """Items taken from a fetch; its length counts records, not pieces.
 
-    kafka-python adds up the length, and extends a list by the items.
+    kafka-python adds up the length, and extends a list by the items. It ends its poll
+    once the sum reaches the limit that it gave.
 
     Attributes:
         items: Records that were made, and pieces.
@@ -95,6 +120,10 @@ class Taken:
         self.items.append(piece)
         self._count += piece.size
 
+    def end_poll(self, limit: int) -> None:
+        """Make the poll end, by a length as if the limit was reached."""
+        self._count = limit
+
 
 class FetchedRecords(FetchedBatches):
     """The records of one fetch of a partition; the position moves as they are taken."""
@@ -106,6 +135,7 @@ class FetchedRecords(FetchedBatches):
         make: Make,
         parser: Parser | None = None,
         can_pack: bool = False,
+        expansion: Expansion | None = None,
     ) -> None:
         """Parse nothing yet.
 
@@ -114,8 +144,10 @@ class FetchedRecords(FetchedBatches):
             make: Makes what ``take`` returns.
             parser: Makes records of a batch; None to choose by the fetch's size.
             can_pack: Whether ``take`` may return a ``PackedPiece`` instead.
+            expansion: What all fetches of the consumer decompress.
         """
         super().__init__(fetch)
+        self._expansion = expansion or Expansion()
         self._make = make
         self._parser = parser
         self._can_pack = can_pack
@@ -146,6 +178,8 @@ class FetchedRecords(FetchedBatches):
                 most = min(limit - len(found), self._left)
                 if self._packed is not None:
                     found.add_piece(self._cut(self._packed, most))
+                    if self._expansion.ends_poll():
+                        found.end_poll(limit)
                     continue
                 rows = self._read(min(most, RECORDS_AT_ONCE))
                 found.add_made(len(rows), self._make(self._origin, rows))
@@ -205,6 +239,8 @@ class FetchedRecords(FetchedBatches):
         found = pack(batch, header, first=self._first, place=fetch.place)
         if found is not None:
             self._begin_run(found, header.next_offset)
+            if header.codec:
+                self._expansion.bytes_used += len(found.data)
         return found is not None
 
     @property

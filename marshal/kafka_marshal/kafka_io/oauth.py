@@ -1,7 +1,7 @@
 """Tokens for logins by OAUTHBEARER: those of a user's provider, or of a token endpoint.
 
 Client libraries request a token for each connection, on threads that must not block for
-long, so a request takes a few seconds at most.
+long, so a wait for a token takes a few seconds at most.
 """
 
 import base64
@@ -11,18 +11,24 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from urllib.parse import quote_plus, urlencode, urlsplit
 
+from kafka_marshal.closing import begin
 from kafka_marshal.errors import CoordinationError
 
 REQUEST_TIMEOUT_S = 5.0
+# Time between two requests for a new token while the last one is still valid.
+RETRY_S = 5.0
 # Lifetime of tokens without an expiry.
 TOKEN_LIFE_S = 300.0
 # The part of its life after which a token is renewed: before librdkafka requests one.
 _RENEWED_AT = 0.75
 _RESPONSE_BYTES_MAX = 1024 * 1024
 _SHOWN_MAX = 200
+# What a request that gets no token raises, or reading an answer without one.
+_NO_TOKEN = (OSError, RuntimeError, KeyError, TypeError, ValueError, AttributeError)
 
 
 def expiry_of(token: str) -> float:
@@ -42,9 +48,11 @@ def _post(
     """Send a request to a token endpoint; return the body of its response.
 
     Raises:
-        OSError: There is no answer, or it is a refusal.
+        OSError: There is no answer, or it is a refusal or no HTTP.
     """
-    # Its import takes longer than most programs take to connect.
+    # Their import takes longer than most programs take to connect.
+    from http.client import HTTPException
+    from urllib.error import HTTPError
     from urllib.request import HTTPSHandler, Request, build_opener
 
     # The settings allow http and https alone.
@@ -53,16 +61,47 @@ def _post(
     if cafile is not None:
         context.load_verify_locations(cafile)
     opener = build_opener(HTTPSHandler(context=context))
-    with opener.open(request, timeout=REQUEST_TIMEOUT_S) as response:
-        answer: bytes = response.read(_RESPONSE_BYTES_MAX)
-        return answer
+    try:
+        with opener.open(request, timeout=REQUEST_TIMEOUT_S) as response:
+            answer: bytes = response.read(_RESPONSE_BYTES_MAX)
+            return answer
+    except HTTPError as error:
+        with error:
+            shown = error.read(_SHOWN_MAX).decode(errors="replace")
+        raise OSError(f"{error}: {' '.join(shown.split())}") from error
+    except HTTPException as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error
+
+
+def _post_in_time(
+    url: str, body: bytes, *, headers: dict[str, str], cafile: str | None
+) -> bytes:
+    """Call ``_post`` with a deadline for the whole.
+
+    The timeout of a socket is for each of its calls, and none is for the look-up of a
+    name.
+
+    Raises:
+        OSError: There is no answer in time, or it is a refusal or no HTTP.
+        RuntimeError: No thread can be started.
+    """
+    asked = begin(
+        partial(_post, url, body, headers=headers, cafile=cafile), name="marshal-token"
+    )
+    try:
+        return asked.result(REQUEST_TIMEOUT_S)
+    except TimeoutError as error:
+        raise TimeoutError(
+            str(error) or f"no answer within {REQUEST_TIMEOUT_S:g} s"
+        ) from error
 
 
 class ClientCredentials:
     """Tokens of the client credentials flow (RFC 6749, 4.4). Thread-safe.
 
     A token is used until three quarters of its life are over, and until its end while
-    the endpoint does not answer.
+    the endpoint does not answer. Callers wait for a new one only if the last one has
+    expired, except the one that requests it.
 
     Attributes:
         expires_at_s: When the last token expires, in epoch seconds.
@@ -77,6 +116,7 @@ class ClientCredentials:
         scope: str = "",
         cafile: str | None = None,
         now_s: Callable[[], float] = time.time,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare; the first call of ``token`` requests one.
 
@@ -87,15 +127,17 @@ class ClientCredentials:
             scope: Requested scope; empty for that of the client.
             cafile: Certificates to trust besides those of the system.
             now_s: The wall clock, in seconds.
+            clock_s: A clock that is never set, for when that one is set back.
         """
         self._url = url
         self._login = f"{quote_plus(client_id)}:{quote_plus(client_secret)}"
         self._scope = scope
         self._cafile = cafile
-        self._now_s = now_s
+        self._now_s, self._clock_s = now_s, clock_s
         self._lock = threading.Lock()
         self._token = ""
-        self._renewed_at_s = 0.0
+        # When the token is to be renewed, by either clock.
+        self._renewed_at_s = self._renewed_clock_s = 0.0
         self.expires_at_s = 0.0
 
     def token(self) -> str:
@@ -104,14 +146,27 @@ class ClientCredentials:
         Raises:
             CoordinationError: The endpoint gave none.
         """
-        with self._lock:
-            if self._now_s() >= self._renewed_at_s:
-                try:
-                    self._renew()
-                except CoordinationError:
-                    if self._now_s() >= self.expires_at_s:
-                        raise
+        has_expired = self._now_s() >= self.expires_at_s
+        if not self._is_due() or not self._lock.acquire(blocking=has_expired):
             return self._token
+        try:
+            if self._is_due():  # no other thread has renewed it
+                self._renew()
+        except CoordinationError:
+            if self._now_s() >= self.expires_at_s:
+                raise
+            self._renew_within(RETRY_S, since_s=self._now_s())
+        finally:
+            self._lock.release()
+        return self._token
+
+    def _is_due(self) -> bool:
+        is_late = self._now_s() >= self._renewed_at_s
+        return is_late or self._clock_s() >= self._renewed_clock_s
+
+    def _renew_within(self, wait_s: float, *, since_s: float) -> None:
+        self._renewed_at_s = min(self.expires_at_s, since_s + wait_s)
+        self._renewed_clock_s = self._clock_s() + wait_s
 
     def _renew(self) -> None:
         fields = {"grant_type": "client_credentials"}
@@ -122,29 +177,23 @@ class ClientCredentials:
         body = urlencode(fields).encode()
         sent_s = self._now_s()
         try:
-            found = _post(self._url, body, headers=headers, cafile=self._cafile)
+            found = _post_in_time(self._url, body, headers=headers, cafile=self._cafile)
             answer = json.loads(found)
             token = answer["access_token"]
             life_s = float(answer.get("expires_in") or TOKEN_LIFE_S)
-        except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        except _NO_TOKEN as error:
             raise CoordinationError(
                 f"The token endpoint {urlsplit(self._url).netloc} returned no token: "
                 f"{_reason(error)}"
             ) from error
         self._token = str(token)
-        self._renewed_at_s = sent_s + _RENEWED_AT * life_s
         self.expires_at_s = sent_s + life_s
+        self._renew_within(_RENEWED_AT * life_s, since_s=sent_s)
 
 
 def _reason(error: Exception) -> str:
-    """Return why a request for a token failed, with what the endpoint answered."""
-    from urllib.error import HTTPError
-
-    if not isinstance(error, HTTPError):
-        return f"{type(error).__name__}: {error}"
-    with error:
-        body = error.read(_SHOWN_MAX).decode(errors="replace")
-    return f"{error}: {' '.join(body.split())}"
+    """Return why a request for a token failed."""
+    return str(error) if type(error) is OSError else f"{type(error).__name__}: {error}"
 
 
 def extensions_of(provider: Any) -> dict[str, str]:

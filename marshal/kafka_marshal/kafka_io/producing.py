@@ -23,31 +23,35 @@ from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.translate import Access, translate_error
 
 LINGER_MS = 5
-FLUSH_MS_MAX = 15_000
-CLOSE_MS_MAX = 5_000
+CLOSE_MS_MAX = 2_000
 ACKS_KEPT_MAX = 20_000
 _LOOK_INTERVAL_S = 0.01
 _CLOSE_S = 1.0
 
 
 class KafkaRecordWriter(Closing):
-    """Writes to data topics and counts acknowledged records. Thread-safe.
+    """Writes to a data topic and counts acknowledged records. Thread-safe.
 
     An idempotent producer with acks=all: no record is written twice, and the records of
     a partition keep the order in which they were sent.
     """
 
-    def __init__(self, settings: ConnectionConfig) -> None:
+    def __init__(self, settings: ConnectionConfig, topic: str) -> None:
         """Connect.
+
+        Args:
+            settings: Connection.
+            topic: The topic; it exists.
 
         Raises:
             CoordinationError: The cluster did not answer.
         """
         self._addresses = settings.addresses
+        self._topic = topic
         self._lock = threading.Lock()
         self._sent = 0
         self._done = 0
-        self._written: Counter[tuple[str, int]] = Counter()
+        self._written: Counter[int] = Counter()
         self._acks: deque[tuple[float, int]] = deque(maxlen=ACKS_KEPT_MAX)
         self._failure: MarshalError | None = None
         config = settings.client_config() | {
@@ -61,35 +65,27 @@ class KafkaRecordWriter(Closing):
             raise self._translate(error, "Connecting a producer") from error
         request_updates_once(self._producer)
 
-    def send(
-        self, topic: str, value: bytes, *, partition: int, key: bytes | None = None
-    ) -> None:
+    def send(self, value: bytes, *, partition: int) -> None:
         """Start writing one record; ``flush`` waits for it.
 
         Raises:
             CoordinationError: This record or an earlier one could not be written.
         """
         self._raise_failure()
-        sent_at = time.monotonic()
+        sent_at, doing = time.monotonic(), f"Writing to {self._topic}-{partition}"
         try:
-            future = self._producer.send(
-                topic, value=value, key=key, partition=partition
-            )
+            future = self._producer.send(self._topic, value=value, partition=partition)
         except Exception as error:
-            raise self._translate(error, f"Writing to {topic}-{partition}") from error
+            raise self._translate(error, doing) from error
         with self._lock:
             self._sent += 1
         future.add_callback(self._on_written, sent_at)
-        future.add_errback(self._on_failed, f"{topic}-{partition}")
+        future.add_errback(self._on_failed, doing)
 
-    def written(self, topic: str) -> Mapping[int, int]:
+    def written(self) -> Mapping[int, int]:
         """Return the number of acknowledged records by partition."""
         with self._lock:
-            return {
-                partition: count
-                for (name, partition), count in sorted(self._written.items())
-                if name == topic
-            }
+            return dict(sorted(self._written.items()))
 
     def slowest_ack_ms(self, *, since_s: float) -> int:
         """Return the longest time from a send to its acknowledgment.
@@ -100,7 +96,7 @@ class KafkaRecordWriter(Closing):
         with self._lock:
             return max((took for at, took in self._acks if at >= since_s), default=0)
 
-    def flush(self, timeout_ms: int = FLUSH_MS_MAX) -> None:
+    def flush(self, timeout_ms: int) -> None:
         """Wait until everything sent is acknowledged.
 
         Raises:
@@ -122,28 +118,24 @@ class KafkaRecordWriter(Closing):
             # kafka-python's flush() has no deadline for the whole.
             time.sleep(_LOOK_INTERVAL_S)
 
-    def close(self, timeout_ms: int = CLOSE_MS_MAX) -> None:
-        """Flush for up to ``timeout_ms``, then close. Idempotent."""
+    def close(self) -> None:
+        """Flush for up to ``CLOSE_MS_MAX``, then close. Idempotent."""
         with suppress(MarshalError):
-            self.flush(timeout_ms)
+            self.flush(CLOSE_MS_MAX)
         try:
             self._producer.close(timeout=_CLOSE_S)
         except KafkaError:
             close_by_force(self._producer)
 
-    def _on_written(
-        self,
-        sent_at: float,
-        metadata: Any,
-    ) -> None:
+    def _on_written(self, sent_at: float, metadata: Any) -> None:
         now = time.monotonic()
         with self._lock:
             self._done += 1
-            self._written[metadata.topic, metadata.partition] += 1
+            self._written[metadata.partition] += 1
             self._acks.append((now, int((now - sent_at) * 1000)))
 
-    def _on_failed(self, place: str, error: Exception) -> None:
-        translated = self._translate(error, f"Writing to {place}")
+    def _on_failed(self, doing: str, error: Exception) -> None:
+        translated = self._translate(error, doing)
         with self._lock:
             self._done += 1
             self._failure = self._failure or translated

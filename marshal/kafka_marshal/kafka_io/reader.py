@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -441,13 +442,13 @@ class KafkaDataReader(DataReader):
     def _position_error(self, place: Any, requested: int, what: str) -> PositionError:
         """Return the error for a position outside its log, with the log's range."""
         start = end = _UNKNOWN
-        try:
-            timeout_ms = _RANGE_TIMEOUT_MS
-            start = self._consumer.beginning_offsets([place], timeout_ms)[place]
-            end = self._consumer.end_offsets([place], timeout_ms)[place]
-        except kafka_errors.KafkaError:
-            # Report the error without the range.
-            pass
+        consumer = self._consumer  # None if the reader was closed during the poll
+        # Without an answer, report the error without the range.
+        with suppress(kafka_errors.KafkaError):
+            if consumer is not None:
+                timeout_ms = _RANGE_TIMEOUT_MS
+                start = consumer.beginning_offsets([place], timeout_ms)[place]
+                end = consumer.end_offsets([place], timeout_ms)[place]
         partition = TopicPartition(*place)
         return outside_error(partition, requested, what=what, start=start, end=end)
 

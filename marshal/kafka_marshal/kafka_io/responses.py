@@ -369,19 +369,22 @@ class ResponseReader(KafkaProtocol):  # type: ignore[misc] # untyped library
 
         A response that follows a large one is assumed to be large as well.
         """
-        none = self._head[:0]
-        if self._target is not self._head:
-            if len(self.missing()) < BACKGROUND_BYTES:
-                return False
-            parts = (none, self._target)
-        elif self._at or not self._large_bytes:
+        is_begun = self._target is not self._head
+        if is_begun and len(self.missing()) < BACKGROUND_BYTES:
             return False
+        if not is_begun and (self._at or not self._large_bytes):
+            return False
+        if self._receiver is None:
+            assert compiled is not None
+            try:
+                self._receiver = compiled.Receiver(sock.fileno())
+            except OSError:
+                return False  # such as at a limit of threads or files
+        if is_begun:
+            parts = (self._head[:0], self._target)
         else:
             self._ahead = self._buffers.take(_rounded(self._large_bytes))
             parts = (self._head, self._ahead)
-        if self._receiver is None:
-            assert compiled is not None
-            self._receiver = compiled.Receiver(sock.fileno())
         self._set_wakeups(sock, 1)
         self._receiver.start(*parts, self._at, self._version_to_come())
         self._is_filling = True

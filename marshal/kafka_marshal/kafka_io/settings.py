@@ -114,6 +114,10 @@ SASL_MECHANISMS = (
     "AWS_MSK_IAM",
 )
 _CHOICES = {
+    "client_dns_lookup": (
+        "use_all_dns_ips",
+        "resolve_canonical_bootstrap_servers_only",
+    ),
     "security_protocol": SECURITY_PROTOCOLS,
     "sasl_mechanism": SASL_MECHANISMS,
 }
@@ -132,6 +136,10 @@ _OAUTH = (
 _YES = ("1", "true", "yes", "on", "https")
 _NO = ("0", "false", "no", "off", "none", "")
 
+# For librdkafka 0 is no limit, while kafka-python would close each connection at once.
+# librdkafka takes no larger number.
+_IDLE = "connections_max_idle_ms"
+_IDLE_MS_MAX = 2**31 - 1
 # By default kafka-python waits up to 30 s before it reconnects to a broker: longer than
 # a lease, although the broker may be back after one second. And metadata is refreshed
 # only every five minutes or when a leader reports that it no longer leads; one that
@@ -250,13 +258,14 @@ def _text(ours: str, name: str, value: object) -> str:
     if ours in _SECRETS:
         return Secret(value)
     if choices := _CHOICES.get(ours):
-        value = value.upper()
-        if value not in choices:
+        found = {each.upper(): each for each in choices}.get(value.upper())
+        if found is None:
             raise ConfigurationError(
                 f"Connection option {name!r} is {value!r}; it must be one of "
                 f"{', '.join(choices)}.",
                 setting=name,
             )
+        return found
     return value
 
 
@@ -480,5 +489,7 @@ class ConnectionConfig:
             options[_PROVIDER] = _client_credentials(
                 tuple(oauth.values()), options.get("ssl_cafile")
             )
+        if _IDLE in options:
+            options[_IDLE] = min(options[_IDLE] or _IDLE_MS_MAX, _IDLE_MS_MAX)
         servers = list(self.bootstrap_servers)
         return _DEFAULTS | options | {"bootstrap_servers": servers}

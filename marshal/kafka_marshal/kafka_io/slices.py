@@ -30,7 +30,7 @@ from kafka_marshal.kafka_io.fetched_batches import (
 )
 from kafka_marshal.kafka_io.patches import fetcher_of, network_of
 from kafka_marshal.kafka_io.reader import KafkaDataReader
-from kafka_marshal.kafka_io.record_batches import content_of, old_records
+from kafka_marshal.kafka_io.record_batches import Header, content_of, old_records
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.ports import Records, SourcePiece
 from kafka_marshal.protocol.types import OffsetRange, TopicPartition
@@ -99,11 +99,12 @@ class Fetch:
     Attributes:
         offset: Last offset that it covers, with or without a record.
         groups: Its records in parts of at most ``CHUNK_BYTES`` and ``CHUNK_RECORDS``,
-            or one record batch if that is larger.
+            or one record batch if that is larger. Batches are decompressed one group
+            at a time.
     """
 
     offset: int
-    groups: Sequence[Group]
+    groups: Iterable[Group]
 
 
 def fetch_batches(consumer: Any, aim: FetchTarget) -> None:
@@ -161,7 +162,7 @@ class FetchedSlices(FetchedBatches):
 
     def _read(self) -> list[Fetch]:
         try:
-            groups = _grouped(self._parts())
+            makers = list(self._makers())
         except Exception as error:
             self._error = error
             raise
@@ -169,9 +170,9 @@ class FetchedSlices(FetchedBatches):
         if at < self._aim.end:
             self._aim.update_record_size(len(self._fetch.data), at - self._fetch.offset)
         self._aim.limit_next(at)
-        return [Fetch(at - 1, groups)] if groups else []
+        return [Fetch(at - 1, _grouped(makers))] if makers else []
 
-    def _parts(self) -> Iterator[_Part]:
+    def _makers(self) -> Iterator[Callable[[], _Part]]:
         while self.next_fetch_offset < self._aim.end:
             found = self.next_batch()
             if found is None:
@@ -181,36 +182,47 @@ class FetchedSlices(FetchedBatches):
                 old = list(old_records(raw, is_checked=self._fetch.is_checked))
                 if old:
                     self._move_to(old[-1].offset + 1)
-                    yield _Part(
+                    yield partial(
+                        _Part,
                         make=_records_to_columns,
                         items=old,
                         size_bytes=sum(map(_size, old)),
                         records_count=len(old),
                     )
                 continue
-            batch = Batch(
-                base=header.base_offset,
-                size=header.records_count,
-                first_ms=header.first_ms,
-                append_ms=header.append_ms,
-                data=content_of(raw, header),
-            )
             self._move_to(header.next_offset)
-            yield _Part(
-                make=to_columns,
-                items=[batch],
-                size_bytes=len(batch.data),
-                records_count=batch.size,
-            )
+            yield partial(_part_of, raw, header)
 
 
-def _grouped(parts: Iterable[_Part]) -> list[Group]:
-    """Return parts of a fetch in groups of at most the size of a slice."""
-    found: list[_Part] = []
-    for part in parts:
-        if not (found and found[-1].add(part)):
-            found.append(part)
-    return [partial(each.make, each.items) for each in found]
+def _part_of(raw: memoryview, header: Header) -> _Part:
+    """Return a batch with its records decompressed."""
+    batch = Batch(
+        base=header.base_offset,
+        size=header.records_count,
+        first_ms=header.first_ms,
+        append_ms=header.append_ms,
+        data=content_of(raw, header),
+    )
+    return _Part(
+        make=to_columns,
+        items=[batch],
+        size_bytes=len(batch.data),
+        records_count=batch.size,
+    )
+
+
+def _grouped(makers: Iterable[Callable[[], _Part]]) -> Iterator[Group]:
+    """Yield the parts of a fetch in groups of at most the size of a slice."""
+    last: _Part | None = None
+    for make_part in makers:
+        part = make_part()
+        if last is None:
+            last = part
+        elif not last.add(part):
+            yield partial(last.make, last.items)
+            last = part
+    if last is not None:
+        yield partial(last.make, last.items)
 
 
 def _size(record: Any) -> int:
@@ -330,11 +342,9 @@ class SliceReader(KafkaDataReader):
         timeout = ProgressTimeout(partition, end, timeout_ms)
         while at < end:
             for fetched in self.take(POLL_MS):
-                for group in fetched.groups:
-                    with uncollected():
-                        rows = group(OffsetRange(at, end), with_headers=with_headers)
-                    if rows is not None:
-                        yield rows
+                yield from self._slices_of(
+                    fetched, OffsetRange(at, end), with_headers=with_headers
+                )
             # The position also passes offsets without a record.
             ahead = self.position_of(partition)
             if ahead > at:
@@ -345,6 +355,22 @@ class SliceReader(KafkaDataReader):
                     self.require_range(partition, OffsetRange(at, end))
                 timeout.check(at)
         self.assign([])
+
+    def _slices_of(
+        self, fetched: Fetch, span: OffsetRange, *, with_headers: bool
+    ) -> Iterator[Slice]:
+        groups = iter(fetched.groups)
+        while True:
+            try:
+                with uncollected():
+                    group = next(groups, None)
+                    rows = group and group(span, with_headers=with_headers)
+            except Exception as error:
+                raise self._translate(error) from error
+            if group is None:
+                return
+            if rows is not None:
+                yield rows
 
     def start(
         self, partition: TopicPartition, span: OffsetRange, *, topic_id: str = ""

@@ -126,7 +126,7 @@ class TlsFiles:
         stores.renew()
         if self._versions() != self._loaded:
             with suppress(ConfigurationError):
-                check_tls_files(self._options)
+                check_tls_files(self._options, by_librdkafka=True)
                 self._are_renewed = True
         return self._are_renewed
 
@@ -173,25 +173,36 @@ def _elements(der: bytes) -> list[tuple[int, bytes]]:
     return found
 
 
-def check_tls_files(options: Mapping[str, Any]) -> None:
+def check_tls_files(options: Mapping[str, Any], *, by_librdkafka: bool = False) -> None:
     """Load each file once, as the clients will.
 
     Whether a certificate is valid now is not checked: it may be renewed.
 
     Args:
         options: Connection options by kafka-python's names.
+        by_librdkafka: Whether no other client loads them.
 
     Raises:
         ConfigurationError: A file cannot be read, is of another kind, or the key does
             not belong to the certificate.
     """
     paths = {name: str(options[name]) for name in _FILES if options.get(name)}
-    for name, path in paths.items():
-        if not _is_place_of_librdkafka(name, path):
-            _check_readable(name, path)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusted = paths.get("ssl_cafile")
-    if trusted and not _is_place_of_librdkafka("ssl_cafile", trusted):
+    if trusted and _is_place_of_librdkafka(trusted):
+        if not by_librdkafka:
+            raise ConfigurationError(
+                f"{NAMES['ssl_cafile']} is {trusted!r}. Only librdkafka reads a "
+                "directory, or probe, and other requests are made over kafka-python. "
+                "Name a PEM file with the certificates to trust, or leave the option "
+                "out to trust those of the system.",
+                setting="ssl_cafile",
+            )
+        del paths["ssl_cafile"]
+        trusted = None
+    for name, path in paths.items():
+        _check_readable(name, path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if trusted:
         try:
             context.load_verify_locations(trusted)
         except ssl.SSLError as error:
@@ -204,9 +215,9 @@ def check_tls_files(options: Mapping[str, Any]) -> None:
         _check_pair(context, paths, options.get("ssl_password"))
 
 
-def _is_place_of_librdkafka(name: str, path: str) -> bool:
+def _is_place_of_librdkafka(cafile: str) -> bool:
     """Return whether only librdkafka understands it: a directory, or ``probe``."""
-    return name == "ssl_cafile" and (path == "probe" or Path(path).is_dir())
+    return cafile == "probe" or Path(cafile).is_dir()
 
 
 def _check_readable(name: str, path: str) -> None:

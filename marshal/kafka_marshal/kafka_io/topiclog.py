@@ -140,16 +140,24 @@ class TopicLog(CoordinationLog):
         self._epochs = [EPOCH_NONE] * self._partition_count
         self._ends = [0] * self._partition_count
         try:
-            if heartbeat_interval_ms is not None:
-                left_ms = deadline.require_ms(no_answer)
-                self.writer = self._new_writer(heartbeat_interval_ms, left_ms)
-            self._connect(deadline)
-            starts = self._query_offsets(deadline.require_ms(no_answer), is_end=False)
-            self._seek(starts)
-        except Exception as error:
+            self._connect_all(heartbeat_interval_ms, deadline)
+        except BaseException as error:
             self.close(0)
+            if not isinstance(error, Exception):
+                raise  # such as Ctrl-C
             doing = f"Opening the coordination topic {self._topic}"
             raise self._translate(error, doing, Access.READ) from error
+
+    def _connect_all(
+        self, heartbeat_interval_ms: int | None, deadline: Deadline
+    ) -> None:
+        """Connect writer and reader; continue at each partition's log start."""
+        if heartbeat_interval_ms is not None:
+            left_ms = deadline.require_ms(no_answer)
+            self.writer = self._new_writer(heartbeat_interval_ms, left_ms)
+        self._connect(deadline)
+        starts = self._query_offsets(deadline.require_ms(no_answer), is_end=False)
+        self._seek(starts)
 
     @property
     def partition_count(self) -> int:

@@ -84,10 +84,17 @@ def choose(settings: ConnectionConfig) -> Choice:
     return Choice(FAST, "confluent-kafka is installed")
 
 
-def _choose_to_open(settings: ConnectionConfig) -> Choice:
-    """Return the transport of a log that is opened; check the files of TLS."""
-    check_tls_files(settings.options)
-    return choose(settings)
+def _choose_to_open(settings: ConnectionConfig, *, uses_both: bool = False) -> Choice:
+    """Return the transport of a log that is opened; check the files of TLS.
+
+    Args:
+        settings: Connection and transport.
+        uses_both: Whether a log over librdkafka also uses kafka-python.
+    """
+    choice = choose(settings)
+    is_fast_alone = choice.name == FAST and not uses_both
+    check_tls_files(settings.options, by_librdkafka=is_fast_alone)
+    return choice
 
 
 def open_coordination_log(
@@ -153,7 +160,7 @@ def open_data_log(
         ConfigurationError: The transport in the settings, or a file of TLS, cannot be
             used.
     """
-    if _choose_to_open(settings).name == FAST:
+    if _choose_to_open(settings, uses_both=True).name == FAST:
         from kafka_marshal.kafka_io.fast.switching import FastDataLog
 
         return FastDataLog(settings, admin=admin)

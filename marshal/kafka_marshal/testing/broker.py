@@ -10,6 +10,7 @@ import atexit
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,8 @@ _STOPPED_MS_MAX = 10_000
 _STOPPED_LOOK_S = 0.001
 _TAIL_BYTES = 4_000
 _ERRORS_SHOWN = 6
+# Characters that a file of properties may have as they are.
+_PLAIN = frozenset(map(chr, range(0x20, 0x7F))) - {"\\"}
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 _JAVA_OPTIONS = (
@@ -126,6 +129,14 @@ def _errors_in(log: bytes) -> str:
     ]
     text = b"\n".join(lines[:_ERRORS_SHOWN]).decode(errors="replace")
     return f"Its first errors:\n{text}\n" if text else ""
+
+
+def _escaped(text: str) -> str:
+    """Return text for a file of properties, which Java reads as Latin-1."""
+    units = struct.iter_unpack(">H", text.encode("utf-16-be", "surrogatepass"))
+    return "".join(
+        chr(unit) if chr(unit) in _PLAIN else f"\\u{unit:04x}" for (unit,) in units
+    )
 
 
 class PortTaken(CoordinationError):
@@ -366,6 +377,13 @@ class EmbeddedBroker(Closing):
     def _write_properties(self) -> None:
         assert self._ports is not None
         port, controller_port = self._ports
+        if "," in str(self._place()):
+            raise ConfigurationError(
+                f"Kafka cannot keep data in {str(self._place())!r}: it takes a comma "
+                "for the end of a directory's name. Name another directory as "
+                "data_dir, or as TMPDIR for temporary data.",
+                setting="data_dir",
+            )
         ours = _PROPERTIES | {
             "listeners": f"PLAINTEXT://{self._host}:{port},"
             f"CONTROLLER://{self._host}:{controller_port}",
@@ -374,7 +392,10 @@ class EmbeddedBroker(Closing):
             "log.dirs": str(self._place() / "data"),
         }
         self._place().mkdir(parents=True, exist_ok=True)
-        lines = [f"{key}={value}\n" for key, value in (ours | self._extra).items()]
+        lines = [
+            f"{key}={_escaped(str(value))}\n"
+            for key, value in (ours | self._extra).items()
+        ]
         self._properties_path().write_text("".join(lines))
 
     def _command(self, main_class: str, *arguments: str) -> list[str]:

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Mapping
 
-from kafka_marshal.closing import Closing
 from kafka_marshal.errors import InvalidTransition, MarshalError
 from kafka_marshal.kafka_io.producing import KafkaRecordWriter
 from kafka_marshal.kafka_io.settings import ConnectionConfig
@@ -15,7 +14,6 @@ from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
 
 TICK_S = 0.05
 TIMEOUT_MS = 15_000
-CLOSE_MS_MAX = 2_000
 
 
 def create_topic(
@@ -35,7 +33,7 @@ def create_topic(
         admin.create_data_topic(topic, partitions=partitions, timeout_ms=timeout_ms)
 
 
-class Producing(Closing):
+class Producing(KafkaRecordWriter):
     """Writes numbered records to the partitions of a topic in turn. A context manager.
 
     Record ``n`` has its number in decimal as value, and goes to partition ``n mod
@@ -54,13 +52,11 @@ class Producing(Closing):
         Raises:
             CoordinationError: The cluster did not answer.
         """
-        self._writer = KafkaRecordWriter(ConnectionConfig(bootstrap_servers))
-        self._topic = topic
+        super().__init__(ConnectionConfig(bootstrap_servers), topic)
         self._partitions = partitions
         self._next = 0
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
-        self._failure: MarshalError | None = None
 
     def fill(self, count: int, *, timeout_ms: int = TIMEOUT_MS) -> None:
         """Write ``count`` records and wait until they are acknowledged.
@@ -70,7 +66,7 @@ class Producing(Closing):
             DeadlineExceeded: They were not acknowledged in time.
         """
         self._send(count)
-        self._writer.flush(timeout_ms)
+        self.flush(timeout_ms)
 
     def start(self, *, per_second: int) -> None:
         """Continue writing at a steady rate, in the background, until ``finish``."""
@@ -91,25 +87,15 @@ class Producing(Closing):
         self._is_over.set()
         if self._thread is not None:
             self._thread.join(timeout=timeout_ms / 1000)
-        if self._failure is not None:
-            raise self._failure
-        self._writer.flush(timeout_ms)
+        self.flush(timeout_ms)
         return self.written()
-
-    def written(self) -> Mapping[int, int]:
-        """Return how many records each partition has acknowledged."""
-        return self._writer.written(self._topic)
-
-    def slowest_ack_ms(self, *, since_s: float) -> int:
-        """Return the longest wait for an acknowledgment since a monotonic time."""
-        return self._writer.slowest_ack_ms(since_s=since_s)
 
     def close(self) -> None:
         """Stop, and wait for appends in flight. Idempotent."""
         self._is_over.set()
         if self._thread is not None:
             self._thread.join(timeout=2)
-        self._writer.close(CLOSE_MS_MAX)
+        super().close()
 
     def _run(self, per_second: int) -> None:
         began = time.monotonic()
@@ -120,12 +106,10 @@ class Producing(Closing):
                 self._send(due - sent)
                 sent = max(sent, due)
         except MarshalError as error:
-            self._failure = error
+            self._failure = self._failure or error
 
     def _send(self, count: int) -> None:
         for _ in range(count):
             number = self._next
             self._next += 1
-            partition = number % self._partitions
-            value = str(number).encode()
-            self._writer.send(self._topic, value, partition=partition)
+            self.send(str(number).encode(), partition=number % self._partitions)

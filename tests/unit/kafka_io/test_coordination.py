@@ -6,6 +6,7 @@ from typing import ClassVar
 import pytest
 from kafka import errors as kafka_errors
 from kafka.future import Future
+from slowness import until
 
 from kafka_marshal.kafka_io import coordination as module
 from kafka_marshal.kafka_io.coordination import KafkaProducerHandle
@@ -123,6 +124,13 @@ def test_a_connection_error_is_cleared_by_a_written_record(producers):
     made.send(1, b"x", report=lambda _: None)
     producers[0].futures[0][2].success(Metadata())
     assert made.connection_error is None
+
+
+def test_ctrl_c_while_connecting_closes_the_producer(producers):
+    Producer.faults = {"partitions_for": [KeyboardInterrupt()]}
+    with pytest.raises(KeyboardInterrupt):
+        producer()
+    until(lambda: producers[0].closed)
 
 
 def test_a_failed_connect_has_the_last_connection_error_as_its_cause(

@@ -23,11 +23,13 @@ from kafka_marshal.kafka_io import fetched_records as module
 from kafka_marshal.kafka_io.fetched_batches import FetchData
 from kafka_marshal.kafka_io.fetched_records import (
     COMPILED_FROM_BYTES,
+    Expansion,
     FetchedRecords,
     parse_records,
 )
 from kafka_marshal.kafka_io.packed_records import Origin
 from kafka_marshal.kafka_io.record_batches import compiled_parser, python_records
+from kafka_marshal.native import compiled
 
 PLACE = KafkaTopicPartition("t", 0)
 CONTROL = 0x20
@@ -112,6 +114,32 @@ def test_the_compiled_parser_reads_every_part_of_a_batch(monkeypatch):
     monkeypatch.setattr(module, "python_records", None)
     part = fetched(batch(0, b"a", b"b", b"c", b"d"), batch(4, b"e"), start=1)
     assert [offsets(part.take(2)) for _ in range(3)] == [[1, 2], [3, 4], []]
+
+
+@pytest.mark.skipif(compiled is None, reason="not compiled")
+def test_a_poll_ends_once_it_has_decompressed_enough(monkeypatch):
+    """All that a response has may take hundreds of times its size, for all partitions.
+
+    kafka-python takes more until the lengths add up to its limit.
+    """
+    monkeypatch.setattr(module, "DECOMPRESSED_BYTES", 3_000)
+    log = [batch(at, bytes(1_000), compression=1) for at in range(5)]
+    shared = Expansion()
+    parts = [
+        FetchedRecords(
+            fetch(b"".join(log)), make=rows_of, can_pack=True, expansion=shared
+        )
+        for _ in range(2)
+    ]
+    polls = []
+    while any(parts):
+        left, offsets_found = 100, []
+        while left > 0 and (part := next(filter(None, parts), None)):
+            taken = part.take(left)
+            left -= len(taken)
+            offsets_found += [piece.offset_at(0) for piece in taken]
+        polls.append(offsets_found)
+    assert polls == [[0, 1, 2], [3, 4, 0], [1, 2, 3], [4]]
 
 
 def test_all_records_are_taken_without_a_limit():

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import pytest
 from aiokafka.record.default_records import DefaultRecord
 from kafka import TopicPartition as KafkaTopicPartition
+from kafka import errors as kafka_errors
 
-from kafka_marshal.errors import CoordinationError, MarshalError
+from kafka_marshal.errors import CoordinationError, MarshalError, PositionError
 from kafka_marshal.kafka_io import reader as module
 from kafka_marshal.kafka_io.packed_records import (
     Origin,
@@ -327,6 +328,16 @@ def test_a_close_by_a_signal_handler_does_not_wait_for_the_poll(slow):
     assert reader.poll(10_000, 10) == {}
     assert consumer.closed.wait(60)
     assert not consumer.was_polled
+
+
+def test_an_error_of_a_poll_during_a_close_is_translated(slow):
+    def close_and_fail():
+        reader.close(0)
+        raise kafka_errors.OffsetOutOfRangeError({KafkaTopicPartition(*PLACE): 7})
+
+    reader, _ = slow(close_and_fail)
+    with pytest.raises(PositionError, match=r"Position 7 of .* is outside its log"):
+        reader.poll(10_000, 10)
 
 
 class OverTimeError(Exception):

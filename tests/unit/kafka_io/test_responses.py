@@ -1,11 +1,14 @@
 """Responses received into one buffer each: in pieces, damaged, in the background."""
 
+import errno
+import os
 import random
 import select
 import struct
 import threading
 import time
 import uuid
+from types import SimpleNamespace
 
 import pytest
 from batchkit import new_batch
@@ -406,6 +409,30 @@ def test_a_response_after_a_large_one_is_received_between_polls(background, ends
     found += receive_all(reader, near, background, 1)
     assert is_as_sent(found, sizes)
     assert background.receiver is None, "what follows may be small as well"
+
+
+@pytest.mark.parametrize("code", [errno.EAGAIN, errno.EMFILE])
+def test_a_response_is_received_directly_if_no_receiver_can_be_made(
+    background, ends, code, monkeypatch
+):
+    """The process may be at its limit of threads (EAGAIN) or of files."""
+
+    def refuse(_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(module, "compiled", SimpleNamespace(Receiver=refuse))
+    near, far = ends
+    sizes = [3_000, 60_000, 5_000]
+    reader = requests(new_reader(), 12, len(sizes))
+    found = []
+    for number, size in enumerate(sizes, start=1):
+        reader.receive_from(near, background)  # nothing is there yet
+        far.sendall(sized(number, size))
+        for _ in range(100):
+            if len(found) < number and select.select([near], [], [], 60)[0]:
+                assert reader.receive_from(near, background), "bytes were received"
+                found += reader.receive_bytes(b"")
+    assert is_as_sent(found, sizes)
 
 
 @pytest.mark.parametrize("sent", [0, 2, 4, 9, 30_000])

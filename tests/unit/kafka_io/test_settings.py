@@ -217,6 +217,12 @@ def test_the_identification_algorithm_sets_the_host_name_check(given, expected):
             id="flag",
         ),
         pytest.param(
+            {"client_dns_lookup": "default"},
+            "client_dns_lookup",
+            "must be one of use_all_dns_ips, resolve_canonical",
+            id="dns",
+        ),
+        pytest.param(
             {"security_protocol": "SASL_SSL"}, "sasl_mechanism", "needed", id="no-sasl"
         ),
         pytest.param(
@@ -362,3 +368,21 @@ def test_the_arguments_property_restores_the_settings():
     )
     assert ConnectionConfig(**given.arguments) == given
     assert given.arguments["bootstrap_servers"] == ("a:1", "b:2")
+
+
+@pytest.mark.parametrize(
+    ("given_ms", "used_ms"), [(0, 2**31 - 1), (1, 1), (2**63 - 1, 2**31 - 1)]
+)
+def test_no_limit_for_idle_connections_is_none_for_both_clients(given_ms, used_ms):
+    """kafka-python would close each connection at once."""
+    given = ConnectionConfig("a", options={"connections.max.idle.ms": given_ms})
+    assert given.client_config()["connections_max_idle_ms"] == used_ms
+    assert given.options == {"connections_max_idle_ms": given_ms}
+
+
+def test_a_choice_is_accepted_in_any_case():
+    options = {"client.dns.lookup": "USE_ALL_DNS_IPS", "security.protocol": "plaintext"}
+    assert ConnectionConfig("a", options=options).options == {
+        "client_dns_lookup": "use_all_dns_ips",
+        "security_protocol": "PLAINTEXT",
+    }

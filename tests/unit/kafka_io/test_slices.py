@@ -14,6 +14,7 @@ from kafka.record.util import calc_crc32c
 from kafka_marshal.errors import (
     CoordinationError,
     DeadlineExceeded,
+    MarshalError,
     PositionError,
     UnknownTopicId,
 )
@@ -161,6 +162,27 @@ def test_groups_of_batches_are_bounded_by_bytes_and_records(monkeypatch):
     assert sizes == [3, 2]
 
 
+def test_batches_are_decompressed_only_up_to_the_current_group(monkeypatch):
+    """All batches of a fetch may take many times its size."""
+    done = []
+
+    def content_of(raw, header):
+        done.append(header.base_offset)
+        return decompressed(raw, header)
+
+    decompressed = module.content_of
+    monkeypatch.setattr(module, "content_of", content_of)
+    monkeypatch.setattr(module, "CHUNK_BYTES", 100)
+    part = fetched(*(batch(at, bytes(90), compression=1) for at in range(9)))
+    (whole,) = part.take(1)
+    assert (whole.offset, part.next_fetch_offset, done) == (8, 9, [])
+    for count, group in enumerate(whole.groups, 1):
+        rows = group(OffsetRange(0, END), with_headers=False)
+        assert rows.offsets.tolist() == [count - 1]
+        assert len(done) <= count + 1
+    assert done == [*range(9)]
+
+
 def test_compression_and_append_time_are_handled():
     part = fetched(batch(0, b"a" * 99, compression=1, flags=APPEND_TIME))
     ((group,),) = [whole.groups for whole in part.take(1)]
@@ -303,6 +325,18 @@ def test_headers_are_returned_on_request():
 def test_offsets_without_records_are_skipped():
     found = read(([[0]], 1), ([], 3), ([[9]], 10), span=(0, 5), timeout_ms=60_000)
     assert [rows.offsets for rows in found] == [[0]]
+
+
+def test_a_malformed_record_raises_an_error_of_the_package():
+    def refuse(_, *, with_headers):
+        raise CorruptRecordError("a record ends too early")
+
+    reader = Reader()
+    reader.assign([T0])
+    reader._partitions = {T0: T0}
+    reader.take = lambda _: [Fetch(0, [refuse])]
+    with pytest.raises(MarshalError, match="a record ends too early"):
+        next(reader.read(T0, OffsetRange(0, 1), timeout_ms=0, with_headers=False))
 
 
 def test_a_range_without_further_records_raises_at_the_deadline():

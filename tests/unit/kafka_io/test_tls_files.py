@@ -88,9 +88,14 @@ def test_loadable_files_are_accepted(folder, options):
     check_tls_files(options_of(folder, **options))
 
 
-def test_ca_locations_of_librdkafka_are_accepted(folder):
-    check_tls_files({"ssl_cafile": str(folder)})
-    check_tls_files({"ssl_cafile": "probe"})
+@pytest.mark.parametrize("place", ["directory", "probe"])
+def test_ca_locations_of_librdkafka_are_for_librdkafka_alone(folder, place):
+    """kafka-python would retry until its deadline, and then blame the network."""
+    options = {"ssl_cafile": str(folder) if place == "directory" else place}
+    check_tls_files(options, by_librdkafka=True)
+    with pytest.raises(ConfigurationError, match="Name a PEM file") as caught:
+        check_tls_files(options)
+    assert caught.value.setting == "ssl_cafile"
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,18 @@ def test_data_logs_open_without_a_connection(transport):
     open_offsets(settings(transport)).close(1_000)
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_directory_of_certificates_needs_librdkafka_alone(transport, tmp_path):
+    given = settings(transport, security_protocol="SSL", ssl_cafile=str(tmp_path))
+    with pytest.raises(ConfigurationError, match="ssl_cafile"):
+        open_data_log(given)
+    if transport != "kafka-python":
+        open_offsets(given).close(1_000)
+        return
+    with pytest.raises(ConfigurationError, match="ssl_cafile"):
+        open_offsets(given)
+
+
 @pytest.mark.parametrize(("follows", "wait_ms"), [(True, 250), (False, 20)])
 def test_a_reader_that_does_not_follow_has_a_short_fetch_wait(
     follows, wait_ms, monkeypatch

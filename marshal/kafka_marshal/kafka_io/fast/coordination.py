@@ -165,15 +165,17 @@ class FastProducerHandle(ProducerHandle):
         self._has_failed = threading.Event()
         self.collector = in_background(self._collect, name="marshal-deliveries")
         deadline = Deadline(timeout_ms)
-        self._client.requests_pid.wait(timeout=min(deadline.left_s, _PID_WAIT_S))
         try:
+            self._client.requests_pid.wait(timeout=min(deadline.left_s, _PID_WAIT_S))
             self._client.handle.list_topics(
                 self._topic, timeout=max(0.001, deadline.left_s)
             )
-        except KafkaException as error:
+            self._client.has_pid.wait(timeout=min(deadline.left_s, _PID_WAIT_S))
+        except BaseException as error:
             self._is_over.set()
-            raise error from self._client.last
-        self._client.has_pid.wait(timeout=min(deadline.left_s, _PID_WAIT_S))
+            if isinstance(error, KafkaException):
+                raise error from self._client.last
+            raise  # such as Ctrl-C
 
     @property
     def is_outdated(self) -> bool:
@@ -327,8 +329,12 @@ class FastCoordinationLog(TopicLog):
         with self._lock:
             if self._is_closed or timeout_ms == self._reader_timeout_ms:
                 return
-            self._reader_timeout_ms = timeout_ms
-        fresh = self._new_reader()
+            before, self._reader_timeout_ms = self._reader_timeout_ms, timeout_ms
+        try:
+            fresh = self._new_reader()
+        except BaseException:
+            self._reader_timeout_ms = before  # so that another call tries again
+            raise
         with suppress(KafkaException):  # it finds the leaders by itself, later
             fresh.handle.list_topics(self._topic, timeout=_QUERY_S)
         self._keep_reader(fresh)

@@ -182,6 +182,17 @@ def test_a_failed_connect_has_the_last_connection_error_as_its_cause(
     assert "certificate expired" in str(raised.value.__cause__)
 
 
+def test_ctrl_c_while_connecting_destroys_the_producer(client, monkeypatch):
+    def interrupt(topic, timeout):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(client.handle, "list_topics", interrupt)
+    timeouts = writer_timeouts(2_000)
+    with pytest.raises(KeyboardInterrupt):
+        FastProducerHandle(NOBODY, timeouts, lingers=True, timeout_ms=1_000)
+    until(lambda: client.handle is None, "it is destroyed")
+
+
 def test_a_fatal_error_fails_pending_and_later_sends(producer, client):
     """The reported error makes the writer replace the producer."""
     outcomes = []
@@ -338,6 +349,19 @@ def test_leaders_are_connected_while_the_topic_is_described(log):
     assert log.handle.asked == 2
 
 
+def test_ctrl_c_while_opening_closes_the_log(closed):
+    opened = []
+
+    class Interrupted(Log):
+        def _connect(self, deadline):
+            opened.extend((self._reader, self._querier))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Interrupted(NOBODY, heartbeat_interval_ms=None)
+    until(lambda: closed == opened, "both clients are closed")
+
+
 def test_metadata_of_a_new_topic_is_requested_until_it_is_known():
     class New(Log):
         unknown = 2
@@ -473,6 +497,18 @@ def test_a_reader_with_new_limits_continues_at_the_same_positions(log, closed):
     assert log.poll(0) == []
     assert log.handle.assigned[1:] == [{0: 0, 1: 5}]
     assert closed == [first]
+
+
+def test_new_limits_are_set_again_after_a_failed_attempt(log, closed, monkeypatch):
+    def refuse():
+        raise ConfigurationError("the key does not belong to the certificate")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log, "_new_reader", refuse)
+        with pytest.raises(ConfigurationError):
+            log._limit_requests(2_000)
+    log._limit_requests(2_000)
+    assert log.limits == [10_000, 2_000]
 
 
 def test_a_later_reader_replaces_one_not_used_yet(log, closed):

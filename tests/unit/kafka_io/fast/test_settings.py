@@ -85,7 +85,7 @@ def test_librdkafka_accepts_the_translated_options(kind):
     found = config(
         client_dns_lookup="use_all_dns_ips",
         client_id="me",
-        connections_max_idle_ms=60_000,
+        connections_max_idle_ms=0,
         metadata_max_age_ms=86_400_000,
         receive_buffer_bytes=65_536,
         reconnect_backoff_max_ms=10,
