@@ -623,7 +623,12 @@ class Resizing(AdminConnection):
                 "was changed; see: marshal topic resize --dry-run, then repeat it",
                 reason="busy",
             )
-        raise sent.unwritable("the change", left="nothing was changed")
+        left = (
+            "nothing was changed; another admin may have changed its Config meanwhile, "
+            "or the clock of this machine is more than a day ahead of the brokers: see "
+            "marshal doctor"
+        )
+        raise sent.unwritable("the change", left=left)
 
     def _continue(self, timeout_ms: int, *, on_progress: OnResize) -> None:
         """Write the next records of the open change, until it has ended everywhere.

@@ -298,6 +298,20 @@ def test_a_pause_between_plan_and_fence_stops_the_change():
     assert caught.value.reason == "busy"
 
 
+def test_a_fence_from_a_clock_days_ahead_is_an_error_that_names_the_clock():
+    cluster = filled(4)
+    tool = Tool(cluster)
+    probe = tool._probe
+
+    def step_the_clock(*names):
+        probe(*names)
+        tool._follow()._clock = cluster.clock.view(wall_offset_ms=2 * 86_400_000)
+
+    tool._probe = step_the_clock
+    with pytest.raises(LogUnwritable, match="clock of this machine is more than a day"):
+        tool.resize(8)
+
+
 def test_another_config_between_plan_and_fence_stops_the_change():
     cluster = filled(4)
     tool = Tool(cluster)
