@@ -53,6 +53,10 @@ ENDED = 0
 """Expiry of a record that ends a pause."""
 
 
+def ignore_progress(_progress: object) -> None:
+    """Ignore the progress of an operation."""
+
+
 def current_person() -> str | None:
     """Return the person who runs this process; None if the machine does not know.
 

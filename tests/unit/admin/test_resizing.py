@@ -34,8 +34,8 @@ from resizekit import (
 from kafka_marshal.admin.altering import Altering
 from kafka_marshal.admin.formatting import Format, format_log
 from kafka_marshal.admin.group_settings import plan_settings
-from kafka_marshal.admin.pausing import PauseOperation, Period
-from kafka_marshal.admin.resizing import ignore_resize, plan_resize, wait_text
+from kafka_marshal.admin.pausing import PauseOperation, Period, ignore_progress
+from kafka_marshal.admin.resizing import plan_resize, wait_text
 from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
 from kafka_marshal.engine.config_check import require_no_change
 from kafka_marshal.errors import (
@@ -354,7 +354,7 @@ def test_two_changes_of_one_generation_are_refused_as_torn_layout():
     tool = Tool(cluster)
     tool._follow().catch_up(100)
     with pytest.raises(LogUnreadable, match="torn_layout"):
-        tool._continue(100, on_progress=ignore_resize)
+        tool._continue(100, on_progress=ignore_progress)
 
 
 def test_many_keys_take_several_import_records():
