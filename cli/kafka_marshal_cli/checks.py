@@ -16,7 +16,8 @@ from pathlib import Path
 import attrs
 
 from kafka_marshal import World
-from kafka_marshal.admin.client import TopicReport, set_command
+from kafka_marshal.admin.client import set_command
+from kafka_marshal.admin.formatting import TopicReport
 from kafka_marshal.admin.growing import command
 from kafka_marshal.clock import duration
 from kafka_marshal.errors import RAISE_OPEN_FILES, ConfigurationError
@@ -51,7 +52,6 @@ class Check:
 
 
 OPEN_FILES_MIN = 256
-NS_PER_S = 1_000_000_000
 # PROTOCOL 11, S4: clocks drift by at most 0.1 %.
 DRIFT_PPM_MAX = 1_000
 # The clocks are read one after the other, some microseconds apart.
@@ -120,8 +120,9 @@ def state_folder(find: Callable[[], Path]) -> Check:
     except ConfigurationError as error:
         return Check(name, Result.NOTE, str(error), "set MARSHAL_STATE_DIR")
     remedy = "set MARSHAL_STATE_DIR to a folder of a local disk that you may write"
-    place = _nearest(home)
+    place = home
     try:
+        place = _nearest(home)
         with tempfile.TemporaryDirectory(prefix=".doctor-", dir=place) as folder:
             if not _locks_exclude(Path(folder, "lock")):
                 found = (

@@ -10,6 +10,7 @@ from functools import cache, cached_property, partial
 from typing import Any, cast
 
 import attrs
+import msgspec
 
 from kafka_marshal import Key, World
 from kafka_marshal.protocol.placement import by_partition, leading
@@ -90,6 +91,8 @@ def to_json_value(value: object) -> Json:
     if attrs.has(type(value)):
         fields = attrs.asdict(cast("attrs.AttrsInstance", value), recurse=False)
         return to_json_value(fields)
+    if isinstance(value, msgspec.Struct):
+        return to_json_value(msgspec.structs.asdict(value))
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return to_json_value(value._asdict())
     if isinstance(value, Mapping):

@@ -7,7 +7,7 @@ import attrs
 import typer
 
 from kafka_marshal import LogUnreadable, TopicMisconfigured, World, WrongCluster
-from kafka_marshal.admin.client import (
+from kafka_marshal.admin.formatting import (
     HEARTBEAT_MS_DEFAULT,
     PARTITIONS_DEFAULT,
     Format,

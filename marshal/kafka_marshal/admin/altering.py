@@ -340,6 +340,7 @@ class Altering(AdminConnection):
             if worlds[t].config != config:
                 raise LogUnwritable(
                     f"coordinating partition {t} does not have this Config: another "
-                    "admin may have changed it meanwhile; see: marshal topic info, "
-                    "then repeat the change"
+                    "admin may have changed it meanwhile, or the clock of this machine "
+                    "is more than a day ahead of the brokers; see: marshal topic info, "
+                    "and marshal doctor, then repeat the change"
                 )

@@ -12,13 +12,7 @@ from typing import Any
 from kafka_marshal.admin.altering import Altering
 from kafka_marshal.admin.draining import Draining
 from kafka_marshal.admin.fencing import Fencing
-from kafka_marshal.admin.formatting import (
-    HEARTBEAT_MS_DEFAULT,
-    PARTITIONS_DEFAULT,
-    Format,
-    TopicReport,
-    format_log,
-)
+from kafka_marshal.admin.formatting import Format, TopicReport, format_log
 from kafka_marshal.admin.group_settings import Tuning
 from kafka_marshal.admin.growing import Growing
 from kafka_marshal.admin.pausing import (
@@ -75,7 +69,6 @@ from kafka_marshal.protocol.records import Config, Scope
 from kafka_marshal.protocol.text import scope_texts
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.views.log_ends import LogEnds
-from kafka_marshal.views.world import World
 
 TIMEOUT_MS = 30_000
 CLOSE_MS_MAX = 1_000
@@ -419,13 +412,4 @@ def _default_client_id() -> str:
     return f"admin-{host or 'host'}-{os.getpid()}"[:200]
 
 
-__all__ = [
-    "HEARTBEAT_MS_DEFAULT",
-    "PARTITIONS_DEFAULT",
-    "Admin",
-    "Format",
-    "PauseResult",
-    "TopicReport",
-    "World",
-    "set_command",
-]
+__all__ = ["Admin", "set_command"]  # commands do not import kafka_io

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import attrs
 
-from kafka_marshal.admin.pausing import Sender
+from kafka_marshal.admin.pausing import Sender, ignore_progress
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import ClaimRejected
 from kafka_marshal.protocol.hashing import home_partition
@@ -160,11 +160,6 @@ class ResetProgress:
 
 
 OnProgress = Callable[[ResetProgress], None]
-
-
-def ignore_progress(progress: ResetProgress) -> None:
-    """Ignore progress."""
-    del progress
 
 
 class Resolution:

@@ -731,8 +731,10 @@ def remove_finished(home: Path, worlds: Iterable[WorldState], *, wall_s: float) 
         worlds: All coordinating partitions, folded to their ends.
         wall_s: Wall time in seconds, to compare with the times of the files.
     """
-    worlds = list(worlds)
-    for path in home.joinpath(PLANS_FOLDER).glob("*.json"):
+    worlds, found = list(worlds), list[Path]()
+    with suppress(OSError):  # another user's directory
+        found = list(home.joinpath(PLANS_FOLDER).glob("*.json"))
+    for path in found:
         with suppress(ConfigurationError, OSError):  # not a plan, or another user's
             plan, age_s = read_plan(path), wall_s - path.stat().st_mtime
             if _is_finished(plan, worlds, age_s=age_s):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 import attrs
 
 from kafka_marshal.admin.connection import AdminConnection
+from kafka_marshal.admin.pausing import ignore_progress
 from kafka_marshal.arguments import to_whole, with_plain_arguments
 from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.kept_states import POLL_MS
@@ -401,10 +402,6 @@ class GrowthProgress:
 OnGrowth = Callable[[GrowthProgress], None]
 
 
-def ignore_growth(_progress: GrowthProgress) -> None:
-    """Ignore progress."""
-
-
 class Growing(AdminConnection):
     """Grows keyed data topics, as a part of ``Admin``; for one thread."""
 
@@ -433,7 +430,7 @@ class Growing(AdminConnection):
         reason: str | None = None,
         execute: bool = False,
         withdraw: bool = False,
-        on_progress: OnGrowth = ignore_growth,
+        on_progress: OnGrowth = ignore_progress,
     ) -> GrowthPlan:
         """Add partitions to a keyed data topic; groups keep the order of each key.
 

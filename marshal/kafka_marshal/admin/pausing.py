@@ -5,6 +5,7 @@ import os
 import re
 import secrets
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -44,10 +45,16 @@ from kafka_marshal.protocol.state import (
 from kafka_marshal.protocol.types import Key
 
 RENEWALS_PER_PAUSE = 3
+EXPIRED_MAX = 5
+"""Maximum records to one partition in a row that expire before they are appended."""
 HOST_CHARS_MAX = 255
 _TOPIC = re.compile(r"(?P<topic>[^:]+)(:(?P<numbers>\d{1,10}(,\d{1,10})*))?", re.ASCII)
 ENDED = 0
 """Expiry of a record that ends a pause."""
+
+
+def ignore_progress(_progress: object) -> None:
+    """Ignore the progress of an operation."""
 
 
 def current_person() -> str | None:
@@ -311,6 +318,7 @@ class PauseOperation:
         self._others = [t for t in range(partition_count) if t != self._home]
         self._open: dict[int, Awaited] = {}
         self._paused: set[int] = set()
+        self._expired: Counter[int] = Counter()
         self._due_ms = 0
 
     def planned_end_ms(self) -> int:
@@ -430,13 +438,20 @@ class PauseOperation:
             del self._open[t]
             if awaited.is_accepted:
                 self._paused.add(t)
-            elif verdict.reason == "expired" and self._period.until_ms is None:
+                self._expired[t] = 0
+            elif verdict.reason == "expired" and self._may_repeat(t):
                 self._send(t)  # the append took longer than the pause lasts
             else:
                 self._paused.discard(t)
                 error = refusal(self._follower, awaited, group_id=self._group_id)
                 self._undo(timeout_ms)
                 raise error
+
+    def _may_repeat(self, partition: int) -> bool:
+        """Return whether to send a record again that was late; count it."""
+        self._expired[partition] += 1
+        is_fixed = self._period.until_ms is not None
+        return not is_fixed and self._expired[partition] < EXPIRED_MAX
 
     def _undo(self, timeout_ms: int) -> None:
         """End the pause, in the home partition last: until then no other can begin."""
@@ -478,7 +493,7 @@ def refusal(
     if reason == "expired":
         return ClaimRejected(
             f"the end of the pause of group {group_id!r} has passed; choose a later "
-            "one, or check the clock of this host",
+            "one, or a longer pause, or check the clock of this host",
             reason="expired",
         )
     if reason == "busy" and world.layout is not None and world.config is not None:

@@ -16,7 +16,6 @@ from kafka_marshal.admin.finishing import (
     OnProgress,
     ResetResult,
     Resolution,
-    ignore_progress,
     open_operations,
 )
 from kafka_marshal.admin.group_reset import (
@@ -34,7 +33,7 @@ from kafka_marshal.admin.group_reset import (
     topics_of_group,
     write_plan,
 )
-from kafka_marshal.admin.pausing import parse_topics
+from kafka_marshal.admin.pausing import ignore_progress, parse_topics
 from kafka_marshal.admin.set_position import PositionPlan, SetPosition, plan_undo
 from kafka_marshal.arguments import require_name, with_plain_arguments
 from kafka_marshal.errors import ConfigurationError, CoordinationError

@@ -16,6 +16,7 @@ import attrs
 import msgspec
 
 from kafka_marshal.admin.connection import AdminConnection
+from kafka_marshal.admin.pausing import ignore_progress
 from kafka_marshal.arguments import to_whole, with_plain_arguments
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.defaults import format_command
@@ -497,10 +498,6 @@ def wait_text(wait: Wait) -> str:
     return f"partition {wait.partition}: {what}{left}"
 
 
-def ignore_resize(_progress: LayoutProgress) -> None:
-    """Ignore progress."""
-
-
 def _late(steps: Steps) -> str:
     waits = "; ".join(wait_text(wait) for wait in steps.waits[:WAITS_SHOWN_MAX])
     return (
@@ -521,7 +518,7 @@ class Resizing(AdminConnection):
         execute: bool = False,
         ignore_members: bool = False,
         timeout_ms: int | None = None,
-        on_progress: OnResize = ignore_resize,
+        on_progress: OnResize = ignore_progress,
     ) -> ResizePlan:
         """Change the number of coordinating partitions while members run.
 
@@ -623,7 +620,12 @@ class Resizing(AdminConnection):
                 "was changed; see: marshal topic resize --dry-run, then repeat it",
                 reason="busy",
             )
-        raise sent.unwritable("the change", left="nothing was changed")
+        left = (
+            "nothing was changed; another admin may have changed its Config meanwhile, "
+            "or the clock of this machine is more than a day ahead of the brokers: see "
+            "marshal doctor"
+        )
+        raise sent.unwritable("the change", left=left)
 
     def _continue(self, timeout_ms: int, *, on_progress: OnResize) -> None:
         """Write the next records of the open change, until it has ended everywhere.
@@ -643,7 +645,7 @@ class Resizing(AdminConnection):
                     "them with: marshal topic info"
                 )
             now_ms = clock.now_ms()
-            if on_progress is not ignore_resize and (
+            if on_progress is not ignore_progress and (
                 shown_ms is None or now_ms - shown_ms >= SHOW_MS
             ):
                 shown_ms = now_ms

@@ -19,10 +19,15 @@ from kafka_marshal.admin.finishing import (
     ResetProgress,
     ResetResult,
     Resolution,
-    ignore_progress,
     require_resolved,
 )
-from kafka_marshal.admin.pausing import PauseOperation, Period, Sender, held_keys
+from kafka_marshal.admin.pausing import (
+    PauseOperation,
+    Period,
+    Sender,
+    held_keys,
+    ignore_progress,
+)
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.follower import Awaited, Follower

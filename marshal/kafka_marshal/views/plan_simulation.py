@@ -42,6 +42,7 @@ from kafka_marshal.protocol.planner import (
     why_uncovered,
 )
 from kafka_marshal.protocol.plans import guessed_counts
+from kafka_marshal.protocol.records import GROWN_MAX
 from kafka_marshal.protocol.settings import FAIR, PLANNER
 from kafka_marshal.protocol.state import KeyState, MemberState, WorldState
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
@@ -369,6 +370,12 @@ class _Group:
                 raise ConfigurationError(
                     f"topic {topic} has {now} partitions, and Kafka cannot reduce that "
                     f"to {count}; name a larger number",
+                    setting="partitions",
+                )
+            if count > max(now, GROWN_MAX):
+                raise ConfigurationError(
+                    f"nothing is predicted for {count} partitions of topic {topic}; "
+                    f"name {GROWN_MAX} at most",
                     setting="partitions",
                 )
             for number in range(now, count):

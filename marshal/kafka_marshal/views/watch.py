@@ -23,7 +23,11 @@ from kafka_marshal.ports import Clock, CoordinationLog, LogRange
 from kafka_marshal.protocol.codec import person_of
 from kafka_marshal.protocol.items import Pause
 from kafka_marshal.protocol.judging import scope_of
-from kafka_marshal.protocol.placement import by_partition, standing_keys
+from kafka_marshal.protocol.placement import (
+    by_partition,
+    place_under,
+    standing_keys,
+)
 from kafka_marshal.protocol.records import (
     ClaimingPartition,
     ForgettingPartition,
@@ -33,6 +37,8 @@ from kafka_marshal.protocol.records import (
     PauseGroup,
     ReleaseGroup,
     ReleasingPartition,
+    Reset,
+    StagePosition,
 )
 from kafka_marshal.protocol.state import (
     ACCEPTED,
@@ -84,8 +90,8 @@ class Change:
         incarnation: Process of that client, None for the end of a pause.
         token: Fencing token of a claim that begins, else None.
         position: Next offset to process, None if unknown.
-        by: Client that took over a lost claim, or dropped its key; None if the key
-            moved to another coordinating partition.
+        by: Client that took over a lost claim, or ended it as an admin; None if the
+            key moved to another coordinating partition.
         successor: Client that an offer or a release names.
         reason: Reason in the log, if there is one.
         person: Person who paused, if the log names one.
@@ -200,16 +206,17 @@ class Changes:
             )
         elif key is not None and isinstance(record, LayoutImport):
             yield from self._of_import(folded, key, worlds)
-        elif key is not None and isinstance(record, ForgettingPartition):
-            before = self._owners.pop(key, None)
-            if before is not None:
-                yield attrs.evolve(
-                    _change(folded, "lost", key.group_id),
-                    key=key,
-                    client_id=before.client_id,
-                    incarnation=before.incarnation,
-                    by=record.client_id,
-                )
+        elif key is not None and isinstance(
+            record, ForgettingPartition | StagePosition
+        ):
+            yield from self._dropped(folded, key, by=record.client_id)
+        elif isinstance(record, Reset) and transition.effect == "reset":
+            config = worlds[folded.partition].config
+            assert config is not None  # else the state would be foreign
+            for each in sorted(self._owners):
+                count = config.partition_count
+                if place_under(each, count) == folded.partition:
+                    yield from self._dropped(folded, each, by=record.client_id)
         elif key is not None and isinstance(record, ReleasingPartition):
             _ = self._owners.pop(key, None), self._offers.pop(key, None)
             yield attrs.evolve(
@@ -220,6 +227,19 @@ class Changes:
                 position=_position(worlds[folded.partition], key),
                 successor=record.successor,
                 reason=record.reason,
+            )
+
+    def _dropped(self, folded: Folded, key: Key, *, by: str) -> Iterator[Change]:
+        """Yield the change of an admin's record after which a key has no owner."""
+        before = self._owners.pop(key, None)
+        self._offers.pop(key, None)
+        if before is not None:
+            yield attrs.evolve(
+                _change(folded, "lost", key.group_id),
+                key=key,
+                client_id=before.client_id,
+                incarnation=before.incarnation,
+                by=by,
             )
 
     def _of_import(

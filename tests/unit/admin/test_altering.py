@@ -93,6 +93,15 @@ def test_a_change_is_refused_if_partition_0_has_lost_the_newest_config():
     require_newest({0: WorldState(0)}, "own")
 
 
+def test_a_config_from_a_clock_days_ahead_is_an_error_that_names_the_clock():
+    cluster = world(2)
+    admin = altering(cluster)
+    admin.follower._clock = cluster.clock.view(wall_offset_ms=2 * 86_400_000)
+    plan = plan_of(admin.follower, 2 * H)
+    with pytest.raises(LogUnwritable, match="clock of this machine is more than a day"):
+        admin._write_config(plan.config, plan.partitions)
+
+
 def test_a_config_that_another_admin_wrote_first_is_an_error():
     cluster = world(2)
     admin = altering(cluster)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 from enginekit import fold
@@ -126,3 +127,11 @@ def test_files_and_folders_that_are_not_plans_are_kept(cluster, tmp_path):
     remove_finished(tmp_path, worlds(cluster), wall_s=NOW_S)
     remove_finished(tmp_path / "missing", worlds(cluster), wall_s=NOW_S)
     assert {each.name for each in folder.iterdir()} == {*names, "folder.json"}
+
+
+def test_a_folder_of_another_user_is_left_as_it_is(cluster, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError("Permission denied")
+
+    monkeypatch.setattr(Path, "glob", refuse)
+    remove_finished(tmp_path, worlds(cluster), wall_s=NOW_S)

@@ -8,6 +8,7 @@ from positionkit import following
 from kafka_marshal.admin import pausing
 from kafka_marshal.admin.pausing import (
     ENDED,
+    EXPIRED_MAX,
     PauseOperation,
     Period,
     Sender,
@@ -139,6 +140,15 @@ def test_a_pause_is_renewed_while_one_partition_is_slow(cluster):
     assert reported.count((OTHERS[0], "expired")) == 1
     assert reported.count((HOME, "paused")) >= 4
     assert all(outcome in {"paused", "expired"} for _, outcome in reported)
+
+
+def test_a_pause_shorter_than_its_appends_take_is_sent_only_a_few_times(cluster):
+    cluster.fates["admin"] = AppendFate(delay_ms=40)
+    one = operation(cluster, period=Period(for_ms=1))
+    with pytest.raises(ClaimRejected, match="or a longer pause") as raised:
+        one.begin(TIMEOUT_MS)
+    assert raised.value.reason == "expired"
+    assert sent(cluster) == [(HOME, "expired")] * EXPIRED_MAX
 
 
 def test_a_pause_is_renewed_as_long_as_the_admin_waits(cluster):

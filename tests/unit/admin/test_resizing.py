@@ -34,8 +34,8 @@ from resizekit import (
 from kafka_marshal.admin.altering import Altering
 from kafka_marshal.admin.formatting import Format, format_log
 from kafka_marshal.admin.group_settings import plan_settings
-from kafka_marshal.admin.pausing import PauseOperation, Period
-from kafka_marshal.admin.resizing import ignore_resize, plan_resize, wait_text
+from kafka_marshal.admin.pausing import PauseOperation, Period, ignore_progress
+from kafka_marshal.admin.resizing import plan_resize, wait_text
 from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
 from kafka_marshal.engine.config_check import require_no_change
 from kafka_marshal.errors import (
@@ -298,6 +298,20 @@ def test_a_pause_between_plan_and_fence_stops_the_change():
     assert caught.value.reason == "busy"
 
 
+def test_a_fence_from_a_clock_days_ahead_is_an_error_that_names_the_clock():
+    cluster = filled(4)
+    tool = Tool(cluster)
+    probe = tool._probe
+
+    def step_the_clock(*names):
+        probe(*names)
+        tool._follow()._clock = cluster.clock.view(wall_offset_ms=2 * 86_400_000)
+
+    tool._probe = step_the_clock
+    with pytest.raises(LogUnwritable, match="clock of this machine is more than a day"):
+        tool.resize(8)
+
+
 def test_another_config_between_plan_and_fence_stops_the_change():
     cluster = filled(4)
     tool = Tool(cluster)
@@ -340,7 +354,7 @@ def test_two_changes_of_one_generation_are_refused_as_torn_layout():
     tool = Tool(cluster)
     tool._follow().catch_up(100)
     with pytest.raises(LogUnreadable, match="torn_layout"):
-        tool._continue(100, on_progress=ignore_resize)
+        tool._continue(100, on_progress=ignore_progress)
 
 
 def test_many_keys_take_several_import_records():

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import time
+from pathlib import Path
 
 import attrs
 import msgspec
@@ -24,7 +25,7 @@ def test_a_check_has_one_of_four_results():
     assert Check("clock", Result.OK, "runs well").run is None
 
 
-SECOND = checks.NS_PER_S
+SECOND = 1_000_000_000
 SOUND = TopicDescription(
     name="__marshal",
     exists=True,
@@ -89,6 +90,16 @@ def test_a_folder_where_two_can_hold_a_lock_fails(tmp_path, monkeypatch):
     check = checks.state_folder(lambda: tmp_path)
     assert check.result is Result.FAILED
     assert "MARSHAL_STATE_DIR" in check.run
+
+
+def test_a_folder_below_one_of_another_user_is_reported(tmp_path, monkeypatch):
+    def refuse(_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    check = checks.state_folder(lambda: tmp_path / "private")
+    assert check.result is Result.FAILED
+    assert check.found == f"{tmp_path / 'private'} cannot be used: Permission denied"
 
 
 @pytest.mark.parametrize("broken", ["fsync", "flock"])

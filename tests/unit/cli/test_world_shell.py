@@ -16,9 +16,11 @@ from logkit import (
     config,
     decide,
     growth,
+    ident,
     member,
     messages,
     pause,
+    schedule,
     stage,
 )
 from msgspec.structs import replace
@@ -148,6 +150,17 @@ def test_a_pause_has_its_reason_and_its_end(bench):
     bench("cd /groups/billing")
     (pause_there,) = bench("diff before ../g/./partitions/0/pause")
     assert pause_there.endswith("-> null")
+
+
+def test_pauses_of_some_topics_can_be_read_and_compared(bench):
+    later = START_MS + 90 * H
+    bench.log.append(schedule(0, later, scope={"t": (1, 2)}), after=3 * H)
+    bench.log.append(schedule(later, later + H, op=ident("2"), scope={"u": ()}))
+    bench("refresh")
+    found = json.loads("\n".join(bench("cat /groups/g/partitions/0")))
+    assert found["scoped"][0]["scope"] == [{"topic": "t", "partitions": [1, 2]}]
+    assert found["scheduled"][0]["scope"] == [{"topic": "u", "partitions": []}]
+    assert any('"partitions": [1, 2]' in line for line in bench("diff before /groups"))
 
 
 def test_every_file_can_be_read(bench):

@@ -231,6 +231,7 @@ def test_topics_of_a_group_are_those_of_members_and_claims():
         (Changes(add=(NewMember(name="a"),)), "add"),
         (Changes(partitions={"x": 1}), "partitions"),
         (Changes(partitions={"t": 1}), "partitions"),
+        (Changes(partitions={"t": 10**12}), "partitions"),
     ],
 )
 def test_invalid_changes_are_refused_with_their_setting(changes, setting):

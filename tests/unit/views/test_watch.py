@@ -20,8 +20,10 @@ from logkit import (
     pause,
     ready,
     release,
+    resets,
     resume,
     schedule,
+    stage,
 )
 from logkit import SECRET as A_SECRET
 from watchkit import TOPIC, Story
@@ -30,6 +32,7 @@ from kafka_marshal.errors import DeadlineExceeded, LogTruncated
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.codec import person_to_tags
 from kafka_marshal.protocol.records import ReleasingPartition
+from kafka_marshal.protocol.snapshot import digest, to_bytes
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.views.watch import (
     PROBE_EVERY_MS,
@@ -110,6 +113,31 @@ def test_claims_before_the_start_are_known_but_not_reported(story):
     assert (lost.what, lost.client_id, lost.by) == ("lost", "c1", "c2")
     assert (claimed.what, claimed.client_id) == ("claimed", "c2")
     assert lost.offset == claimed.offset
+
+
+def test_a_set_position_ends_the_claim_of_a_dead_owner():
+    story = Story(level=2)
+    story.write(claim("c1"))
+    watch = story.watch()
+    end_ms = watch.world().partitions[0].append_time_ms + 9 * H
+    story.write(pause(end_ms), after=2 * H + 1)
+    story.write(stage((KEY.partition, 4)))
+    paused, lost = watch.changes(0)
+    assert (paused.what, lost.what) == ("paused", "lost")
+    assert (lost.client_id, lost.by, lost.key) == ("c1", "admin", KEY)
+
+
+def test_a_reset_of_the_state_ends_every_claim(story):
+    story.write(claim("c1"))
+    watch = story.watch()
+    state = watch.world().partitions[0]
+    for record in resets(to_bytes(state), digest(state)):
+        story.write(record)
+    (lost,) = watch.changes(0)
+    assert (lost.what, lost.client_id, lost.by) == ("lost", "c1", "admin")
+    story.write(claim("c2"))  # from here on log time advances
+    story.write(claim("c2"), after=2 * H + 2)
+    assert changes_of(watch) == [("claimed", "c2")]
 
 
 def test_a_claim_after_a_release_reports_no_loss(story):
