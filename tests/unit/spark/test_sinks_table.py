@@ -180,6 +180,14 @@ def test_rows_are_written_in_bounded_pieces():
     assert table.written == [[0, 1], [2, 3], [4]]
 
 
+@pytest.mark.parametrize("name", ["rows_at_once", "idle_ms_max"])
+@pytest.mark.parametrize("value", [0, -1, "5", 1.5])
+def test_a_limit_below_1_is_refused(name, value):
+    """With 0 rows in a call the position moved, and no row was written."""
+    with pytest.raises(ConfigurationError, match=name):
+        TableSink(Table, write, "g", **{name: value})
+
+
 def test_rows_of_one_offset_may_be_in_two_pieces():
     """A record may have become several rows, as by ``explode``."""
     table = Table(1)
