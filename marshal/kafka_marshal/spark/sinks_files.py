@@ -164,6 +164,9 @@ class Chain:
             # Atomic, and unlike a rename it never replaces a file.
             os.link(half, path)
         except FileExistsError:
+            if path.samefile(half):
+                # Created by this call: an NFS server repeated it, as after a restart.
+                return True
             # A network file system may not have shown that link: list all next time.
             _seen.pop(self.folder, None)
             return False
