@@ -6,8 +6,6 @@ groups; the last one to close ends it.
 """
 
 import os
-import re
-import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,6 +21,7 @@ from kafka_marshal.engine.checkpoint_reader import SHORT_MAX, LogCheckpoints
 from kafka_marshal.engine.checkpointing import CheckpointRule
 from kafka_marshal.engine.engine import POLL_MS_MAX
 from kafka_marshal.errors import MarshalError, TopicMisconfigured
+from kafka_marshal.identity import host_label
 from kafka_marshal.kafka_io.clients import AdminClient
 from kafka_marshal.kafka_io.settings import (
     HEARTBEAT_INTERVAL_MS_DEFAULT,
@@ -212,8 +211,7 @@ def _open_logs(
 
 def _writer_id() -> str:
     """Return the name of this process in the checkpoints that it writes."""
-    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:150] or "host"
-    return f"{host}:{os.getpid()}"
+    return f"{host_label()}:{os.getpid()}"
 
 
 _lock = threading.Lock()
