@@ -185,16 +185,6 @@ class RangeConsumer(Closing):
         self._require_usable()
         return self._last_claims(timeout_ms)
 
-    def leaving(self) -> set[TopicPartition]:
-        """Return the held partitions that are being drained."""
-        self._require_usable()
-        with self._engine.changed:
-            return {
-                holding.key.topic_partition
-                for holding in self._mine()
-                if holding.drain is not None
-            }
-
     def begin(
         self, partition: TopicPartition, token: Token, *, first: int, end: int
     ) -> None:
