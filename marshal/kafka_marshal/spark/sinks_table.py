@@ -8,6 +8,7 @@ deleted and created again, which Kafka's id of the topic shows, it starts at pos
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -197,7 +198,9 @@ class _transaction:  # noqa: N801 - used like a function
             if kind is None:
                 self._connection.commit()
             else:
-                self._connection.rollback()
+                # After a lost connection this raises, too, and would hide the cause.
+                with suppress(Exception):
+                    self._connection.rollback()
         finally:
             self._connection.close()
 

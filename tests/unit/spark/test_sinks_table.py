@@ -234,6 +234,22 @@ def test_a_failed_transaction_is_rolled_back():
     assert table.row == ((0, 0, 0), 0)
 
 
+def test_the_cause_of_a_lost_connection_is_raised():
+    """A rollback by a lost connection fails, too."""
+    table = Table()
+
+    def lose(cursor, some):
+        raise OSError("terminated after 60 s without a statement")
+
+    def fail():
+        raise OSError("the connection is closed")
+
+    table.rollback = fail
+    with pytest.raises(OSError, match="terminated after 60 s"):
+        TableSink(lambda: table, lose, "g")(Frame(rows(0)), 0)
+    assert table.is_closed
+
+
 def test_positions_are_returned():
     assert TableSink(lambda: Table(4), write, "g").positions() == {("t", 0): 4}
 
