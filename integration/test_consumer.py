@@ -1,5 +1,7 @@
 """The public consumer on a real broker: its methods, one after the other."""
 
+import math
+import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -64,6 +66,28 @@ def test_the_example_of_the_readme_consumes_all_records(domain, unique):
     assert all(token is not None for *_, token in handled)
     positions = {k.partition: s.position for k, s in domain.states(group).items()}
     assert positions == {0: 50, 1: 50}
+
+
+@pytest.mark.parametrize("endless", [sys.maxsize, math.inf])
+def test_timeouts_may_be_endless(domain, unique, endless):
+    topic = domain.data_topic(1, records_each=3)
+    marshal = Marshal(
+        domain.servers,
+        group_id=unique("g"),
+        client_id="c",
+        coordination_topic=domain.topic,
+        transport=domain.transport,
+        timeout_ms=endless,
+    )
+    consumer = marshal.consumer(topic, timeout_ms=endless)
+    (records,) = consumer.poll(endless).values()
+    consumer.commit(records)
+    consumer.flush(endless)
+    assert consumer.lag(endless) == {TopicPartition(topic, 0): 3 - len(records)}
+    consumer.seek_to_beginning(timeout_ms=endless)
+    consumer.close(timeout_ms=endless)
+    marshal.close(timeout_ms=endless)
+    assert consumer.is_close_confirmed
 
 
 def test_a_seek_is_in_the_log_and_the_next_owner_starts_there(domain, unique):

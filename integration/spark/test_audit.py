@@ -178,7 +178,7 @@ def runs(domain, spark, tmp_path_factory):
     )
     story.first_half()
     middle_ms = wall_ms()
-    parted = str(home / "parted")
+    parted = str(home / "parted [1], *")  # for Spark a pattern, unless escaped
     audit(spark, parted, source=slow, incremental=True)
     eventually(lambda: wall_ms() > middle_ms, "the clock goes on")
     story.second_half()
@@ -493,6 +493,12 @@ def test_an_existing_audit_or_file_is_not_overwritten(domain, spark, runs, tmp_p
     with pytest.raises(ConfigurationError, match="has no audit"):
         Audit(spark, str(tmp_path / "nothing"))
     assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+def test_a_colon_in_the_name_of_a_directory_is_no_scheme(spark):
+    store = Store(spark, "audit-12:30")
+    assert store.out.endswith("/audit-12:30")
+    assert store.runs() == []
 
 
 def test_an_incremental_audit_refuses_another_log_and_a_range(

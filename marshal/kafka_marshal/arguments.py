@@ -139,8 +139,8 @@ def require_flag(setting: str, value: object) -> None:
 def to_ms(setting: str, value: object, *, least: float | None = None) -> int:
     """Return a time in whole milliseconds, rounded up; accepts NumPy's numbers.
 
-    An infinite time, such as kafka-python's default ``consumer_timeout_ms``, becomes
-    139 years.
+    A longer time than 139 years, such as an infinite one (kafka-python's default
+    ``consumer_timeout_ms``) or ``sys.maxsize``, becomes 139 years.
 
     Raises:
         ConfigurationError: It is not a number, for example the text of a duration, or
@@ -148,7 +148,7 @@ def to_ms(setting: str, value: object, *, least: float | None = None) -> int:
     """
     number: float | None = None
     if isinstance(value, float) and not isnan(value):
-        number = max(-FOREVER_MS, min(value, FOREVER_MS))
+        number = value
     elif _is_whole(value):
         number = index(value)
     if number is None:
@@ -157,7 +157,7 @@ def to_ms(setting: str, value: object, *, least: float | None = None) -> int:
         )
     if least is not None and number < least:
         raise _too_small(setting, least)
-    return ceil(number)
+    return ceil(max(-FOREVER_MS, min(number, FOREVER_MS)))
 
 
 def to_whole(setting: str, value: object) -> int:

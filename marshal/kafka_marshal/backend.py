@@ -80,12 +80,12 @@ class LocalBackend:
                 runtimes.Runtime.open,
                 settings,
                 observer,
-                timeout_ms=options.timeout_ms,
                 state_home=home_of(options.state_dir),
                 checkpoint_interval_ms=checked_interval_ms(
                     options.checkpoint_interval_ms, setting="checkpoint_interval_ms"
                 ),
             ),
+            timeout_ms=options.timeout_ms,
         )
         self._runtime.observers.add(observer)
         try:

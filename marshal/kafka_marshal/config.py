@@ -20,7 +20,7 @@ from kafka_marshal.protocol.codec import is_topic
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
 from kafka_marshal.protocol.labels import OWN_LABELS_MAX, problem_of
 from kafka_marshal.protocol.planner import Policy
-from kafka_marshal.protocol.types import Token, TopicPartition
+from kafka_marshal.protocol.types import PARTITION_MAX, Token, TopicPartition
 
 TOPICS_MAX = 1_000
 MAX_POLL_RECORDS = 500
@@ -40,6 +40,8 @@ LEAST = {
     "standbys": 0,
 }
 OPTIONAL = frozenset({"consumer_timeout_ms", "max_handling_ms"})
+# Larger values of these have the same effect, and fit into no record.
+COUNTS_OF_PARTITIONS = frozenset({"claims_max", "standbys"})
 # Bounds the size of a compiled pattern, and so the time to match one name: the largest
 # pattern that compiles takes about 10 ms for a name of 249 characters.
 PATTERN_BYTES_MAX = 256 * 1024
@@ -244,7 +246,10 @@ class ConsumerConfig:
             value = getattr(self, name)
             if value is not None or name not in OPTIONAL:
                 read = to_ms if name.endswith("_ms") else to_count
-                given[name] = read(name, value, least=least)
+                number = read(name, value, least=least)
+                if name in COUNTS_OF_PARTITIONS:
+                    number = min(number, PARTITION_MAX)
+                given[name] = number
         for name, value in given.items():
             object.__setattr__(self, name, value)
         require_flag("release_behind", self.release_behind)

@@ -29,7 +29,8 @@ command to run next. Attributes have the values, so that callers need not parse 
 """
 
 import errno
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 OPEN_FILES = {errno.EMFILE, errno.ENFILE}
 """Error codes of an operating system that cannot open another file or connection."""
@@ -38,9 +39,21 @@ RAISE_OPEN_FILES = "raise the limit of open files (ulimit -n, LimitNOFILE= of sy
 
 
 class MarshalError(Exception):
-    """Base of every error raised by this library."""
+    """Base of every error raised by this library. Can be pickled, with attributes."""
 
     retriable: ClassVar[bool] = False
+
+    def __reduce__(self) -> tuple[Callable[..., "MarshalError"], tuple[Any, ...]]:
+        # Exception's own calls the class without the attributes, which may be required.
+        return _again, (type(self), self.args, vars(self))
+
+
+def _again(
+    kind: type[MarshalError], args: tuple[object, ...], attributes: dict[str, object]
+) -> MarshalError:
+    error = kind.__new__(kind, *args)
+    vars(error).update(attributes)
+    return error
 
 
 class ConfigurationError(MarshalError, ValueError):

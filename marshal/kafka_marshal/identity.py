@@ -7,7 +7,9 @@ lock on a directory that both use.
 
 import fcntl
 import os
+import re
 import shutil
+import socket
 import stat
 import tempfile
 from contextlib import suppress
@@ -31,6 +33,11 @@ class _Life(msgspec.Struct):
 
 class _File(msgspec.Struct):
     lives: list[_Life]
+
+
+def host_label() -> str:
+    """Return this host's name as a part of a client_id: a name may have any letters."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:100] or "host"
 
 
 def state_home() -> Path:

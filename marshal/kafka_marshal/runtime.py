@@ -6,23 +6,24 @@ groups; the last one to close ends it.
 """
 
 import os
-import re
-import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import attrs
 
 from kafka_marshal.clock import SystemClock, SystemEntropy, ThreadBackground
+from kafka_marshal.deadline import Deadline
 from kafka_marshal.defaults import CHECKPOINT_INTERVAL_MS
 from kafka_marshal.engine import Engine, Ports
 from kafka_marshal.engine.checkpoint_reader import SHORT_MAX, LogCheckpoints
 from kafka_marshal.engine.checkpointing import CheckpointRule
 from kafka_marshal.engine.engine import POLL_MS_MAX
-from kafka_marshal.errors import MarshalError, TopicMisconfigured
+from kafka_marshal.errors import DeadlineExceeded, MarshalError, TopicMisconfigured
+from kafka_marshal.identity import host_label
 from kafka_marshal.kafka_io.clients import AdminClient
 from kafka_marshal.kafka_io.settings import (
     HEARTBEAT_INTERVAL_MS_DEFAULT,
@@ -212,21 +213,22 @@ def _open_logs(
 
 def _writer_id() -> str:
     """Return the name of this process in the checkpoints that it writes."""
-    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:150] or "host"
-    return f"{host}:{os.getpid()}"
+    return f"{host_label()}:{os.getpid()}"
 
 
 _lock = threading.Lock()
 _running: dict[object, Runtime] = {}
+# By connection; held while its runtime is opened, which may take long.
+_opening: WeakValueDictionary[object, threading.Lock] = WeakValueDictionary()
 
 
-def _forget_lock() -> None:
-    """Replace the lock in a forked child, which has no other threads (PROTOCOL 1.7)."""
-    global _lock  # noqa: PLW0603 - the one place that may
-    _lock = threading.Lock()
+def _forget_locks() -> None:
+    """Replace locks in a forked child, which has no other threads (PROTOCOL 1.7)."""
+    global _lock, _opening
+    _lock, _opening = threading.Lock(), WeakValueDictionary()
 
 
-os.register_at_fork(after_in_child=_forget_lock)
+os.register_at_fork(after_in_child=_forget_locks)
 
 
 def _name(settings: ConnectionConfig) -> object:
@@ -239,16 +241,43 @@ def _name(settings: ConnectionConfig) -> object:
     return (os.getpid(), servers, topic, options, transport)
 
 
-def acquire(settings: ConnectionConfig, make: Callable[[], Runtime]) -> Runtime:
-    """Return the process's runtime for a connection; make one if there is none."""
-    name = _name(settings)
+def acquire(
+    settings: ConnectionConfig, make: Callable[..., Runtime], *, timeout_ms: int
+) -> Runtime:
+    """Return the process's runtime for a connection; make one if there is none.
+
+    Does not wait for threads that open or close runtimes of other connections.
+
+    Args:
+        settings: The connection.
+        make: Opens a runtime: ``make(timeout_ms=...)``.
+        timeout_ms: Limit for both the wait and the opening.
+
+    Raises:
+        DeadlineExceeded: Another thread was still opening the runtime.
+        MarshalError: Opening failed.
+    """
+    name, deadline = _name(settings), Deadline(timeout_ms)
     with _lock:
-        runtime = _running.get(name)
-        if runtime is None or runtime.engine.failure is not None:
-            runtime = make()
+        opening = _opening.setdefault(name, threading.Lock())
+    if not opening.acquire(timeout=max(0.0, timeout_ms / 1000)):
+        raise DeadlineExceeded(
+            f"another thread was still connecting to {settings.addresses} after "
+            f"{timeout_ms} ms; check the brokers with: marshal doctor"
+        )
+    try:
+        with _lock:
+            runtime = _running.get(name)
+            if runtime is not None and runtime.engine.failure is None:
+                runtime.users += 1
+                return runtime
+        runtime = make(timeout_ms=min(timeout_ms, deadline.left_ms + 1))
+        with _lock:
             _running[name] = runtime
-        runtime.users += 1
-        return runtime
+            runtime.users += 1
+            return runtime
+    finally:
+        opening.release()
 
 
 def release(runtime: Runtime) -> None:

@@ -1,5 +1,6 @@
 """Checks and conversions of the arguments that callers pass."""
 
+import sys
 from enum import Enum
 from typing import NamedTuple
 
@@ -67,6 +68,7 @@ def test_a_count_below_its_minimum_is_refused():
     [
         *((7, 7), (np.int64(7), 7), (0.5, 1), (-0.5, 0), (np.float64(1.5), 2)),
         *((float("inf"), FOREVER_MS), (float("-inf"), -FOREVER_MS)),
+        *((sys.maxsize, FOREVER_MS), (-(10**30), -FOREVER_MS), (1e300, FOREVER_MS)),
     ],
 )
 def test_times_are_rounded_up_to_whole_milliseconds(given, found):

@@ -19,7 +19,7 @@ from kafka_marshal.config import (
     topic_pattern,
 )
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.protocol.types import PARTITION_MAX, TopicPartition
 
 
 def refused(**settings):
@@ -103,6 +103,14 @@ def test_an_infinite_timeout_becomes_forever_ms():
     """Infinity is the default of kafka-python, and its way to disable the timeout."""
     config = ConsumerConfig(topics=("t",), consumer_timeout_ms=float("inf"))
     assert config.consumer_timeout_ms == FOREVER_MS
+
+
+@pytest.mark.parametrize("setting", ["claims_max", "standbys"])
+@pytest.mark.parametrize("value", [2**31, 2**70])
+def test_more_partitions_than_a_topic_can_have_fit_into_records(setting, value):
+    """An engine that cannot encode its Member record stops, with all its claims."""
+    config = ConsumerConfig(topics=("t",), **{setting: value})
+    assert getattr(config, setting) == PARTITION_MAX
 
 
 @pytest.mark.parametrize("setting", LEAST)

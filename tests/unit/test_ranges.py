@@ -134,7 +134,7 @@ def test_a_returned_range_can_be_begun_again(cluster):
 
 
 def leaving(ranges):
-    """Return the partitions that are valid, and not to be processed any more."""
+    """Return the partitions that are held and must not be processed further."""
     return ranges.tokens().keys() - ranges.held(is_poll=False).keys()
 
 

@@ -4,7 +4,6 @@ An ``Admin`` reads the coordination log by itself, and joins no group.
 """
 
 import os
-import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,7 +49,7 @@ from kafka_marshal.errors import (
     LogUnreadable,
     TopicMisconfigured,
 )
-from kafka_marshal.identity import home_of
+from kafka_marshal.identity import home_of, host_label
 from kafka_marshal.kafka_io.data import KafkaDataLog, KafkaOffsets
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topic_rules import (
@@ -408,8 +407,7 @@ def remedy(problem: Problem, topic: str, *, servers: str) -> str:
 
 
 def _default_client_id() -> str:
-    host = "".join(c for c in socket.gethostname() if c.isalnum() or c in "._-")
-    return f"admin-{host or 'host'}-{os.getpid()}"[:200]
+    return f"admin-{host_label()}-{os.getpid()}"
 
 
 __all__ = ["Admin", "set_command"]  # commands do not import kafka_io

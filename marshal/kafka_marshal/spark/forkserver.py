@@ -97,7 +97,7 @@ def run(connection: socket.socket) -> None:
         connection, launcher.LENGTH_BYTES, len(_STREAMS)
     )
     count = int.from_bytes(head)
-    body = connection.recv(count, socket.MSG_WAITALL)
+    body = _received(connection, count)
     if len(streams) != len(_STREAMS) or len(body) < count or not count:
         raise ConnectionResetError("the launcher ended before it sent its request")
     module, *lines = body.split(b"\0")
@@ -114,6 +114,16 @@ def run(connection: socket.socket) -> None:
     # Execute the module as new: the server has imported it, but that state is not used.
     sys.modules.pop(name, None)
     runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _received(connection: socket.socket, count: int) -> bytes:
+    """Return this many bytes, fewer if the other side ends before."""
+    found = bytearray()
+    # A socket with a timeout ignores MSG_WAITALL, and a large environment takes several
+    # calls.
+    while len(found) < count and (more := connection.recv(count - len(found))):
+        found += more
+    return bytes(found)
 
 
 def is_alive(pid: int) -> bool:

@@ -7,7 +7,6 @@ readers in processes that only plan or read.
 import logging
 import os
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -29,7 +28,7 @@ from kafka_marshal.errors import (
     LogUnreadable,
     PositionError,
 )
-from kafka_marshal.identity import Identity, forget_client, home_of
+from kafka_marshal.identity import Identity, forget_client, home_of, host_label
 from kafka_marshal.kafka_io.data import KafkaDataLog, KafkaOffsets
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.types import TopicPartition
@@ -342,10 +341,7 @@ def _origin(options: Options, cluster: Cluster) -> Origin:
 
 def _random_name() -> str:
     """Return a unique client_id. Only with a fixed one can a restart resume claims."""
-    host = "".join(
-        c if c.isalnum() or c in "._-" else "-" for c in socket.gethostname()
-    )
-    return f"spark-{host[:100] or 'host'}-{os.urandom(RANDOM_BYTES).hex()}"
+    return f"spark-{host_label()}-{os.urandom(RANDOM_BYTES).hex()}"
 
 
 def _exit(number: int, _frame: object) -> None:

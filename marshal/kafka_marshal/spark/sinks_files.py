@@ -26,6 +26,7 @@ import attrs
 from kafka_marshal.errors import ConfigurationError, CoordinationError
 from kafka_marshal.protocol.types import Token, TopicPartition
 from kafka_marshal.spark.fencing import SINK_COLUMNS, Fence, require_columns
+from kafka_marshal.spark.paths import for_reader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -164,6 +165,9 @@ class Chain:
             # Atomic, and unlike a rename it never replaces a file.
             os.link(half, path)
         except FileExistsError:
+            if path.samefile(half):
+                # Created by this call: an NFS server repeated it, as after a restart.
+                return True
             # A network file system may not have shown that link: list all next time.
             _seen.pop(self.folder, None)
             return False
@@ -251,7 +255,7 @@ class FileSink:
             return []  # Spark cannot read a folder without rows
         # One job for all folders.
         rows = spark.read.option("recursiveFileLookup", "true").parquet(
-            f"file://{aside}"
+            _read_from(aside)
         )
         ranges = rows.groupBy(*_FOLDERS.values()).agg(
             f.min("offset").alias("first"), f.max("offset").alias("last")
@@ -320,7 +324,7 @@ class FileSink:
     def _from(self, spark: "SparkSession", link: Link, first: int) -> Link:
         """Copy the rows from an offset on into a new folder; return its link."""
         folder = f"{DATA}/{uuid.uuid4().hex}"
-        rows = spark.read.parquet(f"file://{self.path / link.folder}")
+        rows = spark.read.parquet(_read_from(self.path / link.folder))
         rows.where(f"offset >= {first}").write.parquet(f"file://{self.path / folder}")
         return attrs.evolve(link, folder=folder)
 
@@ -349,4 +353,8 @@ class FileSink:
         if not folders:
             return None
         reader = spark.read.option("mergeSchema", "true")
-        return reader.parquet(*(f"file://{self.path / f}" for f in sorted(folders)))
+        return reader.parquet(*(_read_from(self.path / f) for f in sorted(folders)))
+
+
+def _read_from(folder: Path) -> str:
+    return for_reader(f"file://{folder}")

@@ -8,11 +8,13 @@ deleted and created again, which Kafka's id of the topic shows, it starts at pos
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from kafka_marshal.arguments import to_count
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.types import Token, TopicPartition
 from kafka_marshal.spark.fencing import SINK_COLUMNS, require_columns, write_by_claim
@@ -77,6 +79,12 @@ class TableSink:
             raise ConfigurationError(
                 f"table {value!r} is no plain name of a table", setting="table"
             )
+
+    @rows_at_once.validator
+    @idle_ms_max.validator
+    def _is_count(self, field: Any, value: object) -> None:  # noqa: ANN401 - of attrs
+        # Without rows in a call none is written; 0 ms are no limit to PostgreSQL.
+        to_count(field.name, value)
 
     def create(self) -> None:
         """Create the table of positions, or add the column ``topic_id``.
@@ -190,7 +198,9 @@ class _transaction:  # noqa: N801 - used like a function
             if kind is None:
                 self._connection.commit()
             else:
-                self._connection.rollback()
+                # After a lost connection this raises, too, and would hide the cause.
+                with suppress(Exception):
+                    self._connection.rollback()
         finally:
             self._connection.close()
 

@@ -47,6 +47,16 @@ if TYPE_CHECKING:
     from kafka_marshal.spark.query import Query
 
 
+def _rows_of(
+    partition: InputPartition, options: Options, *, schema: "StructType"
+) -> Iterator["pa.RecordBatch"]:
+    if not isinstance(partition, TaskPartition) or partition.task is None:
+        return iter(())
+    from kafka_marshal.spark import fetch
+
+    return fetch.read(partition.task, options, schema=schema)
+
+
 class MarshalBatchReader(DataSourceReader):
     """Plans and reads a batch like Spark's own Kafka source."""
 
@@ -98,11 +108,7 @@ class MarshalBatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
         """Read one range, in a worker."""
-        if not isinstance(partition, TaskPartition) or partition.task is None:
-            return iter(())
-        from kafka_marshal.spark import fetch
-
-        return fetch.read(partition.task, self._options, schema=self._schema)
+        return _rows_of(partition, self._options, schema=self._schema)
 
     def _from(
         self,
@@ -269,11 +275,7 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
         """Read one range, in a worker."""
-        if not isinstance(partition, TaskPartition) or partition.task is None:
-            return iter(())
-        from kafka_marshal.spark import fetch
-
-        return fetch.read(partition.task, self._options, schema=self._schema)
+        return _rows_of(partition, self._options, schema=self._schema)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Confirm a batch that Spark has committed."""

@@ -1,8 +1,10 @@
 """`marshal consume --exec`, with real processes: commits, failures, retries, stops."""
 
 import errno
+import fcntl
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -456,6 +458,25 @@ def test_a_system_without_pidfd_polls_for_the_end(monkeypatch):
     assert child.fd is None
     wait_any([child], WAIT_MS)
     assert child.exit_code() == 3
+
+
+def test_a_wait_takes_descriptors_of_any_number():
+    child = started("raise SystemExit(3)")
+    child._fd, small = fcntl.fcntl(child.fd, fcntl.F_DUPFD, 1024), child.fd
+    os.close(small)
+    wait_any([child], WAIT_MS)
+    assert child.exit_code() == 3
+
+
+def test_exit_codes_count_even_if_the_parent_ignored_sigchld(run):
+    one = run(record(0), record(1))
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(ExecFailed, match="offset 1: exit code 7"):
+            one("sys.exit(7 if offset == 1 else 0)")
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert one.consumer.committed == [(0, 0)]
 
 
 def test_a_program_that_cannot_be_started_is_an_error():

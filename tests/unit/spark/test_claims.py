@@ -97,6 +97,10 @@ class Query:
             for key, known in fold(self.cluster).keys.items()
         }
 
+    def leaving(self):
+        """Return the partitions that are held and in no further batch."""
+        return self.ranges.tokens().keys() - self.ranges.held(is_poll=False).keys()
+
     def plan(self, limit=ANY):
         """Append the next batch to the checkpoint; return False if there is none."""
         start = self.checkpoint[-1] if self.checkpoint else {}

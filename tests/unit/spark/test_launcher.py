@@ -89,6 +89,16 @@ print(json.dumps([launched(PYTHON_WORKER_FACTORY_PORT=str(n)) for n in (1, 2)]))
     assert all(each["argv"][0].endswith("planner.py") for each in found)
 
 
+def test_a_fork_has_an_environment_of_any_size(home):
+    """Larger than the buffer of a socket, as one with the class path of Hadoop."""
+    found = driver(
+        """
+print(json.dumps(launched(**{f"PATHS_{n}": "x" * 100_000 for n in range(8)})))
+"""
+    )
+    assert (found["asked"], found["known"]) == ("asked", 0)
+
+
 def test_planners_of_one_driver_and_environment_share_one_server(home):
     found = driver(
         """

@@ -1,5 +1,6 @@
 """Chains of manifests that publish folders; each link is created once."""
 
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -124,6 +125,22 @@ def test_after_a_refused_link_the_folder_is_listed_again(tmp_path, monkeypatch):
     assert not chain.add(link(0, 12, "data/y"))
     assert chain.last().end == 10
     assert listed.count == 1
+
+
+def test_a_link_whose_creation_the_server_repeated_is_published(sink, monkeypatch):
+    """A server of NFS then answers that it exists."""
+    create = os.link
+
+    def create_twice(old, new):
+        create(old, new)
+        create(old, new)
+
+    monkeypatch.setattr(os, "link", create_twice)
+    made = aside(sink, 0, 10)
+    assert publish(sink, made) == 0
+    assert [each.folder for each in sink.links()[T0]] == [made.folder]
+    assert (sink.path / made.folder).is_dir()
+    assert publish(sink, aside(sink, 5, 10)) == 10
 
 
 def test_only_one_of_many_writers_adds_a_link(tmp_path):

@@ -180,6 +180,14 @@ def test_rows_are_written_in_bounded_pieces():
     assert table.written == [[0, 1], [2, 3], [4]]
 
 
+@pytest.mark.parametrize("name", ["rows_at_once", "idle_ms_max"])
+@pytest.mark.parametrize("value", [0, -1, "5", 1.5])
+def test_a_limit_below_1_is_refused(name, value):
+    """With 0 rows in a call the position moved, and no row was written."""
+    with pytest.raises(ConfigurationError, match=name):
+        TableSink(Table, write, "g", **{name: value})
+
+
 def test_rows_of_one_offset_may_be_in_two_pieces():
     """A record may have become several rows, as by ``explode``."""
     table = Table(1)
@@ -224,6 +232,22 @@ def test_a_failed_transaction_is_rolled_back():
     assert table.is_closed
     # The token that was written is undone with the rows.
     assert table.row == ((0, 0, 0), 0)
+
+
+def test_the_cause_of_a_lost_connection_is_raised():
+    """A rollback by a lost connection fails, too."""
+    table = Table()
+
+    def lose(cursor, some):
+        raise OSError("terminated after 60 s without a statement")
+
+    def fail():
+        raise OSError("the connection is closed")
+
+    table.rollback = fail
+    with pytest.raises(OSError, match="terminated after 60 s"):
+        TableSink(lambda: table, lose, "g")(Frame(rows(0)), 0)
+    assert table.is_closed
 
 
 def test_positions_are_returned():

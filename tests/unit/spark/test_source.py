@@ -19,6 +19,7 @@ from slices import HANG_S
 
 import kafka_marshal.spark as package
 from kafka_marshal.errors import ConfigurationError, PositionError
+from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal.protocol.types import Owner, Token, TopicPartition
 from kafka_marshal.spark import fetch
 from kafka_marshal.spark import query as module
@@ -491,7 +492,8 @@ def test_starts_are_queried_only_if_needed(more, is_new, wanted):
 
 
 def test_a_random_name_is_valid_and_unique(monkeypatch):
-    monkeypatch.setattr(module.socket, "gethostname", lambda: "my host!")
+    monkeypatch.setattr("socket.gethostname", lambda: "my höst!")
     one, other = module._random_name(), module._random_name()
-    assert one.startswith("spark-my-host--")
+    assert one.startswith("spark-my-h-st--")
+    assert is_identifier(one)
     assert one != other

@@ -65,6 +65,8 @@ _LOGGER = logging.getLogger(__name__)
 _POLL_S = 0.25
 # A new cluster may need a second for its first producer id.
 _PID_WAIT_S = 1.5
+# librdkafka counts milliseconds in 32 bits, and takes a longer wait for none.
+_WAIT_S_MAX = 2_000_000.0
 _FATAL = KafkaError._FATAL  # noqa: SLF001 - its public name
 _UNANSWERED = KafkaError._MSG_TIMED_OUT  # noqa: SLF001 - its public name
 _EOF = KafkaError._PARTITION_EOF  # noqa: SLF001 - its public name
@@ -168,7 +170,7 @@ class FastProducerHandle(ProducerHandle):
         try:
             self._client.requests_pid.wait(timeout=min(deadline.left_s, _PID_WAIT_S))
             self._client.handle.list_topics(
-                self._topic, timeout=max(0.001, deadline.left_s)
+                self._topic, timeout=min(max(0.001, deadline.left_s), _WAIT_S_MAX)
             )
             self._client.has_pid.wait(timeout=min(deadline.left_s, _PID_WAIT_S))
         except BaseException as error:

@@ -29,6 +29,7 @@ from kafka_marshal.spark.audit.folding import (
 from kafka_marshal.spark.audit.invariants import Finding, check
 from kafka_marshal.spark.audit.rows import batches
 from kafka_marshal.spark.audit.store import AS_OF, ROWS, Run, Store
+from kafka_marshal.spark.paths import for_reader
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -216,7 +217,7 @@ def run_next(
         plan = _plan(session, log, state=None if last is None else store.state(last))
         folded = plan.mapInArrow(partial(_fold_all, step=step), schema.staged_ddl())
         folded.write.parquet(f"{staging}/folded")
-        _write(session.read.parquet(f"{staging}/folded"), run)
+        _write(session.read.parquet(for_reader(f"{staging}/folded")), run)
         number = 1 if last is None else last.number + 1
         return store.publish(run, number, facts=facts)
     except PySparkException as error:

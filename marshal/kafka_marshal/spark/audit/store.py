@@ -28,6 +28,7 @@ from pyspark.sql import DataFrame, SparkSession
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.spark.audit import schema
 from kafka_marshal.spark.audit.schema import Table
+from kafka_marshal.spark.paths import for_hadoop, for_reader
 
 ROWS = "rows"
 AS_OF = "as_of"
@@ -72,7 +73,7 @@ class Store:
         self._hadoop = self._jvm.org.apache.hadoop.fs
         self._conf = session._jsc.hadoopConfiguration()  # noqa: SLF001 - the same
         self._gateway = session._sc._gateway  # noqa: SLF001 - the same
-        at = self._hadoop.Path(out)
+        at = self._hadoop.Path(for_hadoop(out))
         self._files = at.getFileSystem(self._conf)
         # Absolute, because executors may have other working directories.
         self.out: str = self._files.makeQualified(at).toString().rstrip("/")
@@ -156,7 +157,7 @@ class Store:
     def state(self, run: Run) -> DataFrame:
         """Return the checkpoints of the folds at the end of a run."""
         path = f"{run.path}/{AS_OF}/{schema.STATE.name}"
-        return self.session.read.schema(schema.STATE.ddl).parquet(path)
+        return self.session.read.schema(schema.STATE.ddl).parquet(for_reader(path))
 
     def table(self, table: Table, runs: list[Run]) -> DataFrame:
         """Return a table as of the end of the last of these runs."""
@@ -169,7 +170,7 @@ class Store:
         there = [path for path in paths if self._files.exists(self._hadoop.Path(path))]
         if not there:
             return self.session.createDataFrame([], table.ddl)
-        return self.session.read.schema(table.ddl).parquet(*there)
+        return self.session.read.schema(table.ddl).parquet(*map(for_reader, there))
 
     def _names(self, path: str) -> list[str]:
         at = self._hadoop.Path(path)
