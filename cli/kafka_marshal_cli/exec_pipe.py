@@ -158,7 +158,10 @@ def wait_any(children: Sequence[Child], timeout_ms: int) -> None:
     """Wait until one of the processes has ended, at most for the timeout."""
     fds = [child.fd for child in children if child.fd is not None]
     if len(fds) == len(children):
-        select.select(fds, [], [], timeout_ms / 1000)
+        poller = select.poll()  # select refuses descriptors above 1023
+        for fd in fds:
+            poller.register(fd, select.POLLIN)
+        poller.poll(timeout_ms)
         return
     deadline = Deadline(timeout_ms)
     while not deadline.is_over:

@@ -2,8 +2,11 @@
 
 import json
 import os
+import resource
 import sys
+from fcntl import F_DUPFD, fcntl
 from pathlib import Path
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -12,7 +15,6 @@ from waiting import eventually
 from kafka_marshal import ClaimLost, ConfigurationError, Token, TopicPartition
 from kafka_marshal.ports import PlainRecord
 from kafka_marshal_cli import exec_pipe
-from kafka_marshal_cli import exec_pipe as module
 from kafka_marshal_cli.exec_pipe import (
     KEY_BYTES_MAX,
     RETRIES_DEFAULT,
@@ -444,10 +446,28 @@ def test_a_wait_ends_at_its_timeout():
     assert ended(child) == -9
 
 
+@pytest.fixture
+def many_files():
+    """Allow 2,000 open files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2_000, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_wait_for_a_process_with_a_high_descriptor_ends(many_files):
+    reader, writer = os.pipe()
+    os.close(writer)  # readable, as a pidfd after the end of its process
+    child = SimpleNamespace(fd=fcntl(reader, F_DUPFD, 1_024))
+    wait_any([child], WAIT_MS)
+    os.close(child.fd)
+    os.close(reader)
+
+
 def test_a_system_without_pidfd_polls_for_the_end(monkeypatch):
     monkeypatch.delattr(os, "pidfd_open", raising=False)
     monkeypatch.delattr(os, "waitid", raising=False)
-    monkeypatch.setattr(module, "POLL_EVERY_S", 0.001)
+    monkeypatch.setattr(exec_pipe, "POLL_EVERY_S", 0.001)
     child = started("raise SystemExit(3)")
     assert child.fd is None
     wait_any([child], WAIT_MS)
