@@ -32,7 +32,7 @@ def require(name: str, *, effect: str, yes: bool) -> None:
     """
     if yes:
         return
-    if sys.stdin is None or not sys.stdin.isatty():
+    if not sys.stdin.isatty():
         raise ConfigurationError(
             f"{effect}; nothing was written, because this needs a confirmation and "
             "standard input is not a terminal. Add --yes to proceed",
