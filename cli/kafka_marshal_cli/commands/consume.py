@@ -443,7 +443,7 @@ def consume(
     via: SidecarOption,
 ) -> None:
     """Consume topics in a group: print records, or run processes on them."""
-    open_ms = parsing.duration_ms("--open-timeout", open_timeout)
+    open_ms = parsing.timeout_ms("--open-timeout", open_timeout)
     h_ms = _optional_ms("--heartbeat-interval", heartbeat_interval)
     is_amo = delivery is Delivery.AT_MOST_ONCE
     batch_max = _batch_max(execs, max_poll_records, is_amo=is_amo, limit=max_records)

@@ -396,7 +396,7 @@ def tail(
     moment. Ctrl-C ends the command with exit code 130, SIGTERM with 0.
     """
     idle_ms = None if timeout is None else parsing.duration_ms("--timeout", timeout)
-    open_ms = parsing.duration_ms("--open-timeout", open_timeout)
+    open_ms = parsing.timeout_ms("--open-timeout", open_timeout)
     first, kept = start_of(from_, last)
     wanted = Filter(
         partition=partition, group_id=group, types=types_of(type_), first=first

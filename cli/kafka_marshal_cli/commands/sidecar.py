@@ -196,7 +196,7 @@ def run(
             state_dir=_state_dir(state_dir),
             socket_group=daemon.socket_group,
             tcp=daemon.tcp,
-            open_ms=parsing.duration_ms("--open-timeout", open_timeout),
+            open_ms=parsing.timeout_ms("--open-timeout", open_timeout),
             drain_ms=parsing.duration_ms("--drain-timeout", daemon.drain_timeout),
             handoff_ms=parsing.duration_ms("--handoff-timeout", daemon.handoff_timeout),
             checkpoint_interval_ms=parsing.duration_ms(
