@@ -248,6 +248,9 @@ def _with_origin(error: ConfigurationError, context: typer.Context) -> BaseExcep
 # --- queries
 
 
+_ERROR = "error"  # a field of every answer that is an error
+
+
 class _Connection(http.client.HTTPConnection):
     """HTTP over a Unix socket."""
 
@@ -260,8 +263,16 @@ class _Connection(http.client.HTTPConnection):
         self.sock = unix_sockets.connect(str(self._path), self._timeout_s)
 
 
-def query(path: Path, place: str, *, timeout_ms: int) -> tuple[int, Any]:
+def query(
+    path: Path, place: str, *, timeout_ms: int, fields: frozenset[str]
+) -> tuple[int, dict[str, Any]]:
     """Send a GET request to a sidecar; return the status and the document.
+
+    Args:
+        path: The sidecar's socket.
+        place: Path of the request.
+        timeout_ms: Deadline.
+        fields: Every answer of a sidecar has one of these.
 
     Raises:
         CoordinationError: No sidecar answers.
@@ -270,7 +281,7 @@ def query(path: Path, place: str, *, timeout_ms: int) -> tuple[int, Any]:
     try:
         connection.request("GET", place)
         response = connection.getresponse()
-        found = json.loads(response.read(ANSWER_BYTES_MAX))
+        return response.status, _answer(response, fields)
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise CoordinationError(
             f"no sidecar answers on {str(path)!r}: {error}; start one with: "
@@ -278,7 +289,15 @@ def query(path: Path, place: str, *, timeout_ms: int) -> tuple[int, Any]:
         ) from error
     finally:
         connection.close()
-    return response.status, found
+
+
+def _answer(
+    response: http.client.HTTPResponse, fields: frozenset[str]
+) -> dict[str, Any]:
+    found = json.loads(response.read(ANSWER_BYTES_MAX))
+    if not (isinstance(found, dict) and found.keys() & fields):
+        raise ValueError(f"another program answers, with status {response.status}")
+    return found
 
 
 def _socket_path(given: Path | None) -> Path:
@@ -318,9 +337,19 @@ def status(
     """Show the state of the sidecar of this host."""
     rows = []
     for name, place in PROBES.items():
-        _, verdict = query(path, f"/{place}", timeout_ms=call.timeout_ms)
+        _, verdict = query(
+            path,
+            f"/{place}",
+            timeout_ms=call.timeout_ms,
+            fields=frozenset({"state"}),
+        )
         rows.append({"check": name.value, **verdict})
-    answered, info = query(path, "/v1/info", timeout_ms=call.timeout_ms)
+    answered, info = query(
+        path,
+        "/v1/info",
+        timeout_ms=call.timeout_ms,
+        fields=frozenset({"client_id", _ERROR}),
+    )
     facts: dict[str, Any] = {"socket": str(path), "state": rows[0]["state"]}
     if answered == http.client.OK:
         names = ("client_id", "incarnation", "version", "coordination_topic")
@@ -339,7 +368,12 @@ def status(
 @command(connects=False, option_groups={"path": _SOCKET_OPTIONS})
 def clients(call: Call, *, path: Path) -> None:
     """List the clients of the sidecar of this host and their partitions."""
-    answered, found = query(path, "/v1/clients", timeout_ms=call.timeout_ms)
+    answered, found = query(
+        path,
+        "/v1/clients",
+        timeout_ms=call.timeout_ms,
+        fields=frozenset({"clients", _ERROR}),
+    )
     if answered != http.client.OK:
         raise CoordinationError(f"{found['message']}; see: marshal sidecar status")
     rows = [
