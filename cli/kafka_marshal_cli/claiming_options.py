@@ -9,6 +9,7 @@ import typer
 
 from kafka_marshal.config import Membership
 from kafka_marshal_cli import parsing
+from kafka_marshal_cli.profiles import user_path
 from kafka_marshal_cli.shared import Call, OptionGroup
 
 _member: Any = partial(typer.Option, rich_help_panel="Member")
@@ -59,6 +60,14 @@ class MemberOptions:
 MEMBER = OptionGroup.of(MemberOptions, MemberOptions.membership)
 
 
+def state_dir_of(given: str | None) -> str | Path | None:
+    """Return the directory of ``--state-dir`` in the form that the library takes.
+
+    None is the default directory, and an empty text no directory.
+    """
+    return user_path("--state-dir", given) if given else given
+
+
 @attrs.frozen
 class SidecarOption:
     """The sidecar that holds the claims; without one, this process holds them."""
@@ -85,7 +94,9 @@ class SidecarOption:
     def token(self) -> Path | None:
         """The token file over TCP; over a Unix socket None, even if one is given."""
         is_tcp = self.sidecar is not None and self.sidecar.startswith("http")
-        return self.token_file if is_tcp else None
+        if not is_tcp or self.token_file is None:
+            return None
+        return user_path("--token-file", self.token_file)
 
     def connection(self, call: Call) -> dict[str, Any]:
         """Return the arguments of ``Marshal`` for the connection."""

@@ -139,15 +139,40 @@ def is_secret(name: str) -> bool:
     return not is_place and any(word in lower for word in _SECRET_WORDS)
 
 
+def user_path(option: str, text: str | Path) -> Path:
+    """Return a path, with the home directory for ``~``.
+
+    A shell expands it, but not in ``--option=~/x``, in a profile or in a unit file.
+
+    Args:
+        option: Name of the option, for messages.
+        text: The path.
+
+    Raises:
+        ConfigurationError: There is no such user, or no home directory.
+    """
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"{option} is {str(text)!r}, and ~ names no home directory here; write the "
+            "whole path",
+            setting=option,
+        ) from error
+
+
 def config_path(given: str | None) -> tuple[Path, bool]:
     """Return the path of the file, and whether it was named explicitly.
 
     Args:
         given: Value of ``--config``.
+
+    Raises:
+        ConfigurationError: See ``user_path``.
     """
     named = given or os.environ.get("MARSHAL_CONFIG")
     if named:
-        return Path(named).expanduser(), True
+        return user_path("--config", named), True
     base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     path = Path(base) / "kafka-marshal" / "config.toml"
     with suppress(RuntimeError):  # a user without a home directory has no file
@@ -317,7 +342,7 @@ def _options(
         stem = name.removesuffix("_file")
         if stem != name and is_secret(stem):
             file = _scalar(value, f"{place}: {name}")
-            found[stem] = Value(_beside(path, file), place, "file")
+            found[stem] = Value(_beside(path, file, name=name), place, "file")
         elif isinstance(value, dict):
             found |= _reference(name, value, place, path) or _options(
                 value, place, path, before=f"{name}."
@@ -334,11 +359,11 @@ def _reference(
         case {"env": str() as variable} if len(value) == 1:
             return {name: Value(variable, place, "env")}
         case {"file": str() as file} if len(value) == 1:
-            return {name: Value(_beside(path, file), place, "file")}
+            return {name: Value(_beside(path, file, name=name), place, "file")}
         case _:
             return {}
 
 
-def _beside(path: Path, file: str) -> str:
-    """Resolve a path relative to the file that contains it."""
-    return str(path.parent / Path(file).expanduser())
+def _beside(path: Path, file: str, *, name: str) -> str:
+    """Resolve the path in an option relative to the file that contains it."""
+    return str(path.parent / user_path(name, file))

@@ -622,7 +622,7 @@ def options_of(given: Mapping[str, Any]) -> dict[str, profiles.Value]:
     config = given.get("command_config")
     if config is not None:
         origin = f"--command-config {config}"
-        found = parsing.properties(config)
+        found = parsing.properties(profiles.user_path("--command-config", config))
         levels.append({n: profiles.Value(text, origin) for n, text in found.items()})
     line = parsing.pairs("-C/--command-property", given.get("command_property") or ())
     origin = "option --command-property"

@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
@@ -43,7 +42,12 @@ from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
 from kafka_marshal.protocol.text import abbreviated
 from kafka_marshal_cli import parsing
-from kafka_marshal_cli.claiming_options import MEMBER, SIDECAR, SidecarOption
+from kafka_marshal_cli.claiming_options import (
+    MEMBER,
+    SIDECAR,
+    SidecarOption,
+    state_dir_of,
+)
 from kafka_marshal_cli.exec_pipe import (
     EXEC,
     ExecFailed,
@@ -396,7 +400,7 @@ ExpectedInterval = Annotated[
     ),
 ]
 StateDir = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         metavar="DIR",
         envvar="MARSHAL_STATE_DIR",
@@ -470,7 +474,7 @@ def consume(
             group_id=group,
             client_id=client_id,
             heartbeat_interval_ms=h_ms,
-            state_dir=state_dir,
+            state_dir=state_dir_of(state_dir),
             observer=events,
             labels=member.labels,
             can_plan=member.can_plan,

@@ -14,9 +14,10 @@ from kafka_marshal import ConfigurationError, CoordinationError, unix_sockets
 from kafka_marshal.clock import duration
 from kafka_marshal.config import Membership
 from kafka_marshal_cli import parsing
-from kafka_marshal_cli.claiming_options import MEMBER
+from kafka_marshal_cli.claiming_options import MEMBER, state_dir_of
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.profile_options import Config, ProfileName, SelectedProfile
+from kafka_marshal_cli.profiles import user_path
 from kafka_marshal_cli.render import NOTHING, Answer, Column, Section, column
 from kafka_marshal_cli.shared import (
     Call,
@@ -164,7 +165,7 @@ def run(
         ),
     ] = None,
     state_dir: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             metavar="DIR",
             envvar="MARSHAL_STATE_DIR",
@@ -182,8 +183,9 @@ def run(
 
     given: dict[str, Any] = {
         "client_id": client_id,
-        "socket": daemon.socket and daemon.socket.expanduser().absolute(),
-        "token_file": daemon.token_file and daemon.token_file.expanduser(),
+        "socket": daemon.socket and user_path("--socket", daemon.socket).absolute(),
+        "token_file": daemon.token_file
+        and user_path("--token-file", daemon.token_file),
     }
     try:
         settings = Settings(
@@ -193,7 +195,7 @@ def run(
                 options=call.options,
                 transport=call.transport,
             ),
-            state_dir=_state_dir(state_dir),
+            state_dir=state_dir_of(state_dir),
             socket_group=daemon.socket_group,
             tcp=daemon.tcp,
             open_ms=parsing.timeout_ms("--open-timeout", open_timeout),
@@ -224,13 +226,6 @@ def _serve(settings: Any) -> None:  # noqa: ANN401 - of a lazy import
         serve(settings, observer)
     finally:
         stop_logging()
-
-
-def _state_dir(given: Path | None) -> str | Path | None:
-    """Return the directory; an empty path means no directory, as in the library."""
-    if given is None:
-        return None
-    return "" if str(given) in {"", "."} else given.expanduser()
 
 
 def _with_origin(error: ConfigurationError, context: typer.Context) -> BaseException:
@@ -303,7 +298,7 @@ def _answer(
 def _socket_path(given: Path | None) -> Path:
     from kafka_marshal.sidecar.probe import default_socket
 
-    return Path(default_socket()) if given is None else given.expanduser()
+    return Path(default_socket()) if given is None else user_path("--socket", given)
 
 
 VERDICTS = (

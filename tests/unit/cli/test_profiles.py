@@ -54,6 +54,15 @@ def file(tmp_path):
     return write
 
 
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [(None, "--config"), ("[default.options]\na_password_file = '~nosuch/x'", "a_p")],
+)
+def test_a_path_in_the_home_of_an_unknown_user_is_refused(file, text, option):
+    with pytest.raises(ConfigurationError, match=f"^{option}.* is '~nosuch/x', and ~"):
+        load("~nosuch/x" if text is None else file(text), None)
+
+
 def texts(values):
     return {name: value.text for name, value in values.items()}
 
