@@ -12,6 +12,8 @@ from typer.core import TyperCommand
 
 from kafka_marshal import ConfigurationError
 from kafka_marshal.errors import (
+    LogTruncated,
+    LogUnreadable,
     MalformedRecord,
 )
 from kafka_marshal.protocol.rationalizer import apply
@@ -293,7 +295,7 @@ def _dumped(file: str) -> Mapping[int, WorldState]:
         worlds: dict[int, WorldState] = {}
         try:
             _exhaust(replay_lines(read_lines(source), worlds))
-        except MalformedRecord as error:
+        except (MalformedRecord, LogTruncated, LogUnreadable) as error:
             raise _unreadable(file, error) from error
         return worlds
 

@@ -205,6 +205,16 @@ def test_an_invalid_file_is_wrong_usage(tmp_path, logs, value, why):
     assert why in outcome.stderr
 
 
+def test_a_dump_whose_offsets_go_back_is_wrong_usage(tmp_path, logs):
+    path = tmp_path / "twice.jsonl"
+    path.write_text(invoke("dump").stdout * 2)
+    for arguments in (("diff", str(path), "live"), ("snapshot", "x", "--dump", path)):
+        outcome = invoke(*map(str, arguments))
+        assert outcome.exit_code == 2
+        assert f"{str(path)!r} cannot be used: line 4: " in outcome.stderr
+        assert "name an output of marshal log" in outcome.stderr
+
+
 def test_a_missing_file_is_wrong_usage(tmp_path, logs):
     for arguments in (
         ("diff", "live"),
