@@ -1,7 +1,7 @@
 """``marshal plan``: shows and checks plans, and predicts the effect of changes."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +11,7 @@ from kafka_marshal.clock import duration, instant
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS, home_partition
 from kafka_marshal.protocol.labels import TARGET_LABEL, number_of
 from kafka_marshal.protocol.planner import MemberView
-from kafka_marshal.protocol.records import CORDON, DRAIN
+from kafka_marshal.protocol.records import CORDON, DRAIN, GROWN_MAX
 from kafka_marshal.protocol.types import PARTITION_MAX, TopicPartition, whole_number
 from kafka_marshal.views.plan import (
     DIVERGED,
@@ -116,13 +116,25 @@ def simulate_plan(
         drain=tuple(drain or ()),
         drain_hosts=tuple(host or ()),
         limits=parsing.counts("--limit", limit or ()),
-        partitions=parsing.counts("--partitions", partitions or ()),
+        partitions=_new_counts(partitions or ()),
     )
     world = call.formatted_world(at, has_members=at is not None)
     _require_known(world, group)
     counts = call.partition_counts(group_topics(world, group))
     found = simulate(world, group, changes=changes, partition_counts=counts)
     call.answer(_answer(found, group, presenters.as_of(world, at)))
+
+
+def _new_counts(given: Iterable[str]) -> dict[str, int]:
+    """Return the partition counts of ``--partitions``; more would take hours."""
+    counts = parsing.counts("--partitions", given)
+    for topic, count in counts.items():
+        if count > GROWN_MAX:
+            raise ConfigurationError(
+                f"--partitions {topic} is {count}; it must be at most {GROWN_MAX}",
+                setting="--partitions",
+            )
+    return counts
 
 
 @app.command("show", epilog="Example: marshal plan show billing --why orders:3")
