@@ -120,8 +120,9 @@ def state_folder(find: Callable[[], Path]) -> Check:
     except ConfigurationError as error:
         return Check(name, Result.NOTE, str(error), "set MARSHAL_STATE_DIR")
     remedy = "set MARSHAL_STATE_DIR to a folder of a local disk that you may write"
-    place = _nearest(home)
+    place = home
     try:
+        place = _nearest(home)
         with tempfile.TemporaryDirectory(prefix=".doctor-", dir=place) as folder:
             if not _locks_exclude(Path(folder, "lock")):
                 found = (

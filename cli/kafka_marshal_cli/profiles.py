@@ -180,6 +180,17 @@ def config_path(given: str | None) -> tuple[Path, bool]:
     return path, False
 
 
+def exists(path: Path) -> bool:
+    """Return whether a file exists; False if its directory may not be searched.
+
+    A container may run a user whose home directory is that of root.
+    """
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
 def load(file: str | None, name: str | None) -> Profile:
     """Read the requested profile, or the one that the file selects.
 
@@ -193,7 +204,7 @@ def load(file: str | None, name: str | None) -> Profile:
     """
     path, is_explicit = config_path(file)
     name = name or os.environ.get("MARSHAL_PROFILE") or None
-    if not is_explicit and not path.exists():
+    if not is_explicit and not exists(path):
         if name is None:
             return Profile(path=path)
         raise ConfigurationError(

@@ -192,9 +192,12 @@ def states_named(call: Call, text: str, *, setting: str) -> NamedStates:
 
 def _exists(name: str) -> bool:
     try:
-        return Path(name).exists()
-    except OSError:  # such as a name that no file can have
+        Path(name).stat()
+    except PermissionError:  # in its directory; reading it will report that
+        return True
+    except (OSError, ValueError):  # such as a name that no file can have
         return False
+    return True
 
 
 def compared(one: NamedStates, other: NamedStates) -> list[Mapping[int, WorldState]]:

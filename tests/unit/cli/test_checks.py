@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import time
+from pathlib import Path
 
 import attrs
 import msgspec
@@ -214,6 +215,16 @@ def test_an_unfinished_growth_is_noted_until_it_ends():
     )
     log.append(growth(8, 4, topic="payments", ends=(0,) * 4))
     assert list(checks.growths(world(log))) == []
+
+
+def test_a_state_folder_in_a_forbidden_directory_fails(monkeypatch, tmp_path):
+    def forbid(_path, **_how):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_dir", forbid)
+    check = checks.state_folder(lambda: tmp_path / "state")
+    assert check.result is Result.FAILED
+    assert check.found == f"{tmp_path / 'state'} cannot be used: Permission denied"
 
 
 def test_a_user_without_a_home_directory_is_noted():

@@ -219,6 +219,17 @@ def test_every_key_may_be_in_a_profile(file):
     assert set(load(file(f"[default]\n{lines}"), None).settings) == set(KEYS)
 
 
+def test_a_directory_that_may_not_be_searched_has_no_file(monkeypatch):
+    # For example the home directory of root, in a container that runs another user.
+    def forbid(_path, **_how):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "stat", forbid)
+    assert load(None, None).settings == {}
+    with pytest.raises(ConfigurationError, match="no profile 'dev': there is no file"):
+        load(None, "dev")
+
+
 def test_a_user_without_a_home_directory_has_no_file(monkeypatch):
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     monkeypatch.delenv("MARSHAL_CONFIG", raising=False)
