@@ -23,7 +23,6 @@ _SECRET_WORDS = (
     # A URL may contain a user and a password.
     *("proxy_url", "proxy.url"),
 )
-OTHERS_MAY_READ = stat.S_IRGRP | stat.S_IROTH
 
 
 @attrs.frozen
@@ -211,7 +210,7 @@ def load(file: str | None, name: str | None) -> Profile:
             f"there is no profile {name!r}: there is no file {str(path)!r}",
             setting="--profile",
         )
-    document, mode = _read(path)
+    document, about = _read(path)
     _check(document, _TOP, f"{path}")
     profiles = _table(document.get("profiles", {}), f"{path} [profiles]")
     name = name or _string(document.get("profile"), f"{path}: profile")
@@ -238,12 +237,13 @@ def load(file: str | None, name: str | None) -> Profile:
                 plain = key.replace("_", "-")
                 settings[plain] = Value(_scalar(value, f"{place}: {key}"), place)
     warning = None
-    if mode & OTHERS_MAY_READ:
+    mode = _safe_mode(about)
+    if mode is not None:
         open_ = [n for n, v in options.items() if is_secret(n) and not v.kind]
         if open_:
             warning = (
                 f"{path} has {open_[0]} in plain text and others may read the file; "
-                f'run: chmod 600 {path}, or write {{ env = "NAME" }}'
+                f'run: chmod {mode} {path}, or write {{ env = "NAME" }}'
             )
     return Profile(
         path=path,
@@ -274,19 +274,32 @@ def overridden(*levels: Mapping[str, Value]) -> dict[str, Value]:
     return found
 
 
-def _read(path: Path) -> tuple[dict[str, Any], int]:
+def _safe_mode(found: os.stat_result) -> str | None:
+    """Return the mode that a file of secrets should get; None if it is safe.
+
+    A daemon that does not own the file reads it as a member of its group, as with
+    deploy/systemd.
+    """
+    is_own = found.st_uid == os.geteuid()
+    others = stat.S_IRGRP | stat.S_IROTH if is_own else stat.S_IROTH
+    if not found.st_mode & others:
+        return None
+    return "600" if is_own else "o-r"
+
+
+def _read(path: Path) -> tuple[dict[str, Any], os.stat_result]:
     import tomllib
 
     try:
         with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
+            found = os.fstat(file.fileno())
             text = file.read(FILE_BYTES_MAX + 1)
         if len(text) > FILE_BYTES_MAX:
             raise ConfigurationError(
                 f"{str(path)!r} is longer than {FILE_BYTES_MAX} bytes",
                 setting="--config",
             )
-        return tomllib.loads(text.decode()), mode
+        return tomllib.loads(text.decode()), found
     except OSError as error:
         raise ConfigurationError(
             f"--config {str(path)!r} cannot be read: {error}", setting="--config"

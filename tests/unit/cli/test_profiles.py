@@ -1,5 +1,6 @@
 """The profile file: path, keys, precedence, secrets and errors."""
 
+import os
 import re
 from pathlib import Path
 
@@ -156,6 +157,18 @@ def test_a_secret_in_a_file_that_others_can_read_gives_a_warning(
     assert (found.warning is not None) == warns
     if warns:
         assert "chmod 600" in found.warning
+
+
+@pytest.mark.parametrize(("mode", "warns"), [(0o640, False), (0o644, True)])
+def test_the_group_of_another_owners_file_may_read_its_secrets(
+    file, monkeypatch, mode, warns
+):
+    # As with deploy/systemd: a file of root, for the group of the daemon.
+    path = file("[default.options]\n'sasl.password' = 'x'\n", mode=mode)
+    monkeypatch.setattr(os, "geteuid", lambda: Path(path).stat().st_uid + 1)
+    warning = load(path, None).warning
+    assert (warning is not None) == warns
+    assert not warns or f"run: chmod o-r {path}" in warning
 
 
 @pytest.mark.parametrize(
