@@ -51,7 +51,6 @@ class Check:
 
 
 OPEN_FILES_MIN = 256
-NS_PER_S = 1_000_000_000
 # PROTOCOL 11, S4: clocks drift by at most 0.1 %.
 DRIFT_PPM_MAX = 1_000
 # The clocks are read one after the other, some microseconds apart.

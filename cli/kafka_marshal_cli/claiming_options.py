@@ -1,5 +1,6 @@
 """Options of commands that claim partitions: membership and the sidecar."""
 
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +15,13 @@ from kafka_marshal_cli.shared import Call, OptionGroup
 
 _member: Any = partial(typer.Option, rich_help_panel="Member")
 _sidecar: Any = partial(typer.Option, rich_help_panel="Sidecar")
+
+
+class LogFormat(StrEnum):
+    """How a process that claims writes its events to stderr."""
+
+    TEXT = "text"
+    JSON = "json"
 
 
 @attrs.frozen(kw_only=True)

@@ -45,6 +45,7 @@ from kafka_marshal_cli import parsing
 from kafka_marshal_cli.claiming_options import (
     MEMBER,
     SIDECAR,
+    LogFormat,
     SidecarOption,
     state_dir_of,
 )
@@ -113,13 +114,6 @@ class Isolation(StrEnum):
 
     UNCOMMITTED = READ_UNCOMMITTED
     COMMITTED = READ_COMMITTED
-
-
-class LogFormat(StrEnum):
-    """How events are written to stderr."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 @attrs.frozen(kw_only=True)

@@ -14,7 +14,7 @@ from kafka_marshal import ConfigurationError, CoordinationError, unix_sockets
 from kafka_marshal.clock import duration
 from kafka_marshal.config import Membership
 from kafka_marshal_cli import parsing
-from kafka_marshal_cli.claiming_options import MEMBER, state_dir_of
+from kafka_marshal_cli.claiming_options import MEMBER, LogFormat, state_dir_of
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.profile_options import Config, ProfileName, SelectedProfile
 from kafka_marshal_cli.profiles import user_path
@@ -41,13 +41,6 @@ Socket = Annotated[
         "$XDG_RUNTIME_DIR or /run.",
     ),
 ]
-
-
-class LogFormat(StrEnum):
-    """Format of the daemon's log."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 class Check(StrEnum):
