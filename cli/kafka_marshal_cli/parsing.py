@@ -271,12 +271,19 @@ def past_moment(option: str, text: str, *, now_ms: int) -> Moment:
     separated by commas.
 
     Raises:
-        ConfigurationError: The text has none of these forms, or is in the future.
+        ConfigurationError: The text has none of these forms, names a partition twice,
+            or is in the future.
     """
     value = text.strip()
     if _OFFSETS.fullmatch(value):
-        each = (one.split(":") for one in value.split(","))
+        each = [one.split(":") for one in value.split(",")]
         offsets = {int(t): int(at) for t, at in each}
+        if len(offsets) < len(each):
+            raise ConfigurationError(
+                f"{option} is {text!r}, which has two offsets of one partition; give "
+                "one of each",
+                setting=option,
+            )
         return Moment(text=value, option=option, offsets=offsets)
     offset, time_ms = moment(option, value, now_ms=now_ms)
     if time_ms is None:

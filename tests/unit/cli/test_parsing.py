@@ -222,11 +222,12 @@ def test_a_past_moment_is_offsets_or_a_time(text, found):
     [
         ("3:", "write an offset"),
         ("3:1,", "write an offset"),
+        ("3:1,0:7,3:2", "two offsets of one partition"),
         ("a:1", "write an offset"),
         ("1970-01-12T13:46:40.001Z", "in the future"),
     ],
 )
-def test_a_future_moment_or_incomplete_offset_is_refused(text, why):
+def test_a_future_moment_or_a_bad_offset_is_refused(text, why):
     with pytest.raises(ConfigurationError, match=why):
         past_moment("--at", text, now_ms=NOW)
 
