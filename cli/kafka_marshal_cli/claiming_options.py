@@ -1,5 +1,6 @@
 """Options of commands that claim partitions: membership and the sidecar."""
 
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,10 +10,18 @@ import typer
 
 from kafka_marshal.config import Membership
 from kafka_marshal_cli import parsing
+from kafka_marshal_cli.profiles import user_path
 from kafka_marshal_cli.shared import Call, OptionGroup
 
 _member: Any = partial(typer.Option, rich_help_panel="Member")
 _sidecar: Any = partial(typer.Option, rich_help_panel="Sidecar")
+
+
+class LogFormat(StrEnum):
+    """How a process that claims writes its events to stderr."""
+
+    TEXT = "text"
+    JSON = "json"
 
 
 @attrs.frozen(kw_only=True)
@@ -59,6 +68,14 @@ class MemberOptions:
 MEMBER = OptionGroup.of(MemberOptions, MemberOptions.membership)
 
 
+def state_dir_of(given: str | None) -> str | Path | None:
+    """Return the directory of ``--state-dir`` in the form that the library takes.
+
+    None is the default directory, and an empty text no directory.
+    """
+    return user_path("--state-dir", given) if given else given
+
+
 @attrs.frozen
 class SidecarOption:
     """The sidecar that holds the claims; without one, this process holds them."""
@@ -85,7 +102,9 @@ class SidecarOption:
     def token(self) -> Path | None:
         """The token file over TCP; over a Unix socket None, even if one is given."""
         is_tcp = self.sidecar is not None and self.sidecar.startswith("http")
-        return self.token_file if is_tcp else None
+        if not is_tcp or self.token_file is None:
+            return None
+        return user_path("--token-file", self.token_file)
 
     def connection(self, call: Call) -> dict[str, Any]:
         """Return the arguments of ``Marshal`` for the connection."""

@@ -34,9 +34,13 @@ def cache_path() -> Path:
 
 def save(world: "World", servers: str, *, topic: str) -> None:
     """Store the names of a world; a file that cannot be written is ignored."""
+    from kafka_marshal.protocol.hashing import RESERVED_TOPICS
+
     groups, topics, clients = set(), set(), set()
     for state in world.partitions:
         for key, known in state.keys.items():
+            if key.topic in RESERVED_TOPICS:
+                continue  # the protocol's own key, of a group that nobody uses
             groups.add(key.group_id)
             topics.add(key.topic)
             if known.owner is not None:
@@ -64,7 +68,6 @@ def save(world: "World", servers: str, *, topic: str) -> None:
 
 
 def _sorted(names: Iterable[str]) -> list[str]:
-    # The protocol's own keys have names that no topic or group can have.
     return sorted(filter(SAFE_NAME.fullmatch, names))[:NAMES_MAX]
 
 

@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from kafka_marshal import ClaimRejected, ConfigurationError
+from kafka_marshal import ConfigurationError
+from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.shared import notify
 
 ANSWER_S_MAX = 300.0
@@ -28,11 +29,11 @@ def require(name: str, *, effect: str, yes: bool) -> None:
 
     Raises:
         ConfigurationError: Nobody can answer: standard input is not a terminal.
-        ClaimRejected: Another name was typed, or none within ``ANSWER_S_MAX``.
+        Exit: As refused: another name was typed, or none within ``ANSWER_S_MAX``.
     """
     if yes:
         return
-    if sys.stdin is None or not sys.stdin.isatty():
+    if not sys.stdin.isatty():
         raise ConfigurationError(
             f"{effect}; nothing was written, because this needs a confirmation and "
             "standard input is not a terminal. Add --yes to proceed",
@@ -43,7 +44,5 @@ def require(name: str, *, effect: str, yes: bool) -> None:
     ready, _, _ = select.select([sys.stdin], [], [], ANSWER_S_MAX)
     typed = sys.stdin.readline().strip() if ready else ""
     if typed != name:
-        raise ClaimRejected(
-            f"not confirmed: {name!r} was not typed; nothing was written",
-            reason="unconfirmed",
-        )
+        notify(f"not confirmed: {name!r} was not typed; nothing was written")
+        raise typer.Exit(ExitCode.REFUSED)

@@ -150,10 +150,10 @@ def wait_any(children: Sequence[Child], timeout_ms: int) -> None:
     """Wait until one of the processes has ended, at most for the timeout."""
     fds = [child.fd for child in children if child.fd is not None]
     if len(fds) == len(children):
-        poll = select.poll()  # select() refuses descriptors above 1023
+        poller = select.poll()  # select refuses descriptors above 1023
         for fd in fds:
-            poll.register(fd, select.POLLIN)
-        poll.poll(timeout_ms)
+            poller.register(fd, select.POLLIN)
+        poller.poll(timeout_ms)
         return
     deadline = Deadline(timeout_ms)
     while not deadline.is_over:
@@ -303,15 +303,6 @@ class ExecFailed(Exception):
     """All tries of a process failed and ``on_error`` is stop, so the run ends."""
 
 
-def _keep_exit_codes() -> None:
-    """Let the system keep the exit codes of processes: a parent may have turned it off.
-
-    A program that ignores SIGCHLD leaves that to those it starts.
-    """
-    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-
-
 class ExecLoop:
     """Runs processes on the records of a consumer.
 
@@ -340,7 +331,6 @@ class ExecLoop:
         Raises:
             ExecFailed: All tries of a process failed and ``on_error`` is stop.
         """
-        _keep_exit_codes()
         try:
             while not self._is_over(idle):
                 self._hooks.each_round()

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import TextIO
 
 from kafka_marshal import CoordinationError
 from kafka_marshal_cli.shared import notify
@@ -97,7 +96,7 @@ class Outages:
             notify(f"marshal: the brokers do not answer, waiting for them: {outage}")
 
 
-def check_reader(stream: TextIO | None = None) -> None:
+def check_reader() -> None:
     """Check that the reader of our output is still there.
 
     A write to the pipe would also fail, but the next write may be hours away.
@@ -106,7 +105,7 @@ def check_reader(stream: TextIO | None = None) -> None:
         BrokenPipeError: The reader is gone.
     """
     try:
-        number = (stream or sys.stdout).fileno()
+        number = sys.stdout.fileno()
         if not stat.S_ISFIFO(os.fstat(number).st_mode):
             return
     except (OSError, ValueError):

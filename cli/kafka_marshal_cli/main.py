@@ -15,11 +15,11 @@ _SET_LOCALE = "set a locale of UTF-8, such as `LC_ALL=C.UTF-8`\n"
 
 def main() -> None:
     """Run the command ``marshal``."""
-    for name in ("stdout", "stderr"):
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by the caller, as with >&-
             from pathlib import Path
 
-            null = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - kept
+            null = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - kept
             setattr(sys, name, null)
     try:
         if sys.argv[1:] == ["--version"]:
@@ -80,7 +80,11 @@ def run(app: Callable[..., object], *, program: str) -> None:
         program: The name that help and errors show.
     """
     import logging
+    import signal
 
+    # The parent may have made this process ignore it; then exit codes of processes
+    # that it starts would be lost.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

@@ -25,6 +25,10 @@ _ISO_DURATION = re.compile(
 )
 _WHOLE = re.compile(r"\d{1,15}", re.ASCII)
 _OFFSETS = re.compile(r"\d{1,10}:\d{1,19}(,\d{1,10}:\d{1,19})*", re.ASCII)
+DURATION_MS_MAX = 36_500 * _UNITS_MS["d"]
+"""A century; times that long ago or ahead still have a date."""
+TIMEOUT_MS_MAX = 20 * _UNITS_MS["d"]
+"""librdkafka and poll take milliseconds of 31 bits, which are 24 days."""
 _SPARK_PREFIX = re.compile(r"(?<![\w.])kafka\.(?=[a-z])")
 
 
@@ -35,10 +39,13 @@ def duration_ms(option: str, text: str, *, is_bare_ms: bool = True) -> int:
         option: Name of the option, for messages.
         text: Value of the option.
         is_bare_ms: Whether a plain number means milliseconds.
+
+    Raises:
+        ConfigurationError: The text is not a duration, or one of over a century.
     """
     value = text.strip().lower()
     if is_bare_ms and _WHOLE.fullmatch(value):
-        return int(value)
+        return _within_century(option, text, int(value))
     parts = list(_PART.finditer(value))
     if not parts or "".join(part[0] for part in parts) != value:
         also = ", or a number of milliseconds" if is_bare_ms else ""
@@ -47,7 +54,30 @@ def duration_ms(option: str, text: str, *, is_bare_ms: bool = True) -> int:
             f"10m or 2h{also}",
             setting=option,
         )
-    return sum(int(part[1]) * _UNITS_MS[part[2]] for part in parts)
+    found = sum(int(part[1]) * _UNITS_MS[part[2]] for part in parts)
+    return _within_century(option, text, found)
+
+
+def _within_century(option: str, text: str, found_ms: int) -> int:
+    if found_ms > DURATION_MS_MAX:
+        raise ConfigurationError(
+            f"{option} is {text!r}; a duration is at most 36500d", setting=option
+        )
+    return found_ms
+
+
+def timeout_ms(option: str, text: str) -> int:
+    """Return the milliseconds that a request may take.
+
+    Raises:
+        ConfigurationError: The text is not a duration of 1 ms to 20 days.
+    """
+    found_ms = duration_ms(option, text)
+    if not 1 <= found_ms <= TIMEOUT_MS_MAX:
+        raise ConfigurationError(
+            f"{option} is {text!r}; it must be 1ms to 20d", setting=option
+        )
+    return found_ms
 
 
 def whole_number(option: str, text: str) -> int:
@@ -200,9 +230,8 @@ def moment(option: str, text: str, *, now_ms: int) -> tuple[int | None, int | No
     if _WHOLE.fullmatch(value):
         return int(value), None
     if value.startswith("-"):
-        ago = value[1:].upper().removeprefix("P").replace("T", "").lower()
         with suppress(ConfigurationError):
-            return None, now_ms - duration_ms(option, ago, is_bare_ms=False)
+            return None, now_ms - iso_duration_ms(option, value[1:])
     wanted = "an offset, a time like 2026-01-31T12:00:00Z, or how long ago, like -5m"
     return None, _iso_ms(option, text, wanted=wanted)
 
@@ -242,12 +271,19 @@ def past_moment(option: str, text: str, *, now_ms: int) -> Moment:
     separated by commas.
 
     Raises:
-        ConfigurationError: The text has none of these forms, or is in the future.
+        ConfigurationError: The text has none of these forms, names a partition twice,
+            or is in the future.
     """
     value = text.strip()
     if _OFFSETS.fullmatch(value):
-        each = (one.split(":") for one in value.split(","))
+        each = [one.split(":") for one in value.split(",")]
         offsets = {int(t): int(at) for t, at in each}
+        if len(offsets) < len(each):
+            raise ConfigurationError(
+                f"{option} is {text!r}, which has two offsets of one partition; give "
+                "one of each",
+                setting=option,
+            )
         return Moment(text=value, option=option, offsets=offsets)
     offset, time_ms = moment(option, value, now_ms=now_ms)
     if time_ms is None:
@@ -280,7 +316,8 @@ def iso_duration_ms(option: str, text: str) -> int:
             f"{option} is {text!r}, which has no length; write it like PT10M or 10m",
             setting=option,
         )
-    return round(sum(value * _UNITS_MS[unit] for unit, value in parts.items()))
+    found_ms = round(sum(value * _UNITS_MS[unit] for unit, value in parts.items()))
+    return _within_century(option, text, found_ms)
 
 
 def key_of(group: str, topic: str, *, partition: int | None) -> Key:

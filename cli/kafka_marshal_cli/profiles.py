@@ -23,7 +23,6 @@ _SECRET_WORDS = (
     # A URL may contain a user and a password.
     *("proxy_url", "proxy.url"),
 )
-OTHERS_MAY_READ = stat.S_IRGRP | stat.S_IROTH
 
 
 @attrs.frozen
@@ -139,20 +138,56 @@ def is_secret(name: str) -> bool:
     return not is_place and any(word in lower for word in _SECRET_WORDS)
 
 
+def user_path(option: str, text: str | Path) -> Path:
+    """Return a path, with the home directory for ``~``.
+
+    A shell expands it, but not in ``--option=~/x``, in a profile or in a unit file.
+
+    Args:
+        option: Name of the option, for messages.
+        text: The path.
+
+    Raises:
+        ConfigurationError: There is no such user, or no home directory.
+    """
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"{option} is {str(text)!r}, and ~ names no home directory here; write the "
+            "whole path",
+            setting=option,
+        ) from error
+
+
 def config_path(given: str | None) -> tuple[Path, bool]:
     """Return the path of the file, and whether it was named explicitly.
 
     Args:
         given: Value of ``--config``.
+
+    Raises:
+        ConfigurationError: See ``user_path``.
     """
     named = given or os.environ.get("MARSHAL_CONFIG")
     if named:
-        return Path(named).expanduser(), True
+        return user_path("--config", named), True
     base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     path = Path(base) / "kafka-marshal" / "config.toml"
     with suppress(RuntimeError):  # a user without a home directory has no file
         path = path.expanduser()
     return path, False
+
+
+def exists(path: Path) -> bool:
+    """Return whether a file exists; False if its directory may not be searched.
+
+    A container may run a user whose home directory is that of root.
+    """
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def load(file: str | None, name: str | None) -> Profile:
@@ -168,14 +203,14 @@ def load(file: str | None, name: str | None) -> Profile:
     """
     path, is_explicit = config_path(file)
     name = name or os.environ.get("MARSHAL_PROFILE") or None
-    if not is_explicit and not path.exists():
+    if not is_explicit and not exists(path):
         if name is None:
             return Profile(path=path)
         raise ConfigurationError(
             f"there is no profile {name!r}: there is no file {str(path)!r}",
             setting="--profile",
         )
-    document, mode = _read(path)
+    document, about = _read(path)
     _check(document, _TOP, f"{path}")
     profiles = _table(document.get("profiles", {}), f"{path} [profiles]")
     name = name or _string(document.get("profile"), f"{path}: profile")
@@ -202,12 +237,13 @@ def load(file: str | None, name: str | None) -> Profile:
                 plain = key.replace("_", "-")
                 settings[plain] = Value(_scalar(value, f"{place}: {key}"), place)
     warning = None
-    if mode & OTHERS_MAY_READ:
+    mode = _safe_mode(about)
+    if mode is not None:
         open_ = [n for n, v in options.items() if is_secret(n) and not v.kind]
         if open_:
             warning = (
                 f"{path} has {open_[0]} in plain text and others may read the file; "
-                f'run: chmod 600 {path}, or write {{ env = "NAME" }}'
+                f'run: chmod {mode} {path}, or write {{ env = "NAME" }}'
             )
     return Profile(
         path=path,
@@ -238,19 +274,32 @@ def overridden(*levels: Mapping[str, Value]) -> dict[str, Value]:
     return found
 
 
-def _read(path: Path) -> tuple[dict[str, Any], int]:
+def _safe_mode(found: os.stat_result) -> str | None:
+    """Return the mode that a file of secrets should get; None if it is safe.
+
+    A daemon that does not own the file reads it as a member of its group, as with
+    deploy/systemd.
+    """
+    is_own = found.st_uid == os.geteuid()
+    others = stat.S_IRGRP | stat.S_IROTH if is_own else stat.S_IROTH
+    if not found.st_mode & others:
+        return None
+    return "600" if is_own else "o-r"
+
+
+def _read(path: Path) -> tuple[dict[str, Any], os.stat_result]:
     import tomllib
 
     try:
         with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
+            found = os.fstat(file.fileno())
             text = file.read(FILE_BYTES_MAX + 1)
         if len(text) > FILE_BYTES_MAX:
             raise ConfigurationError(
                 f"{str(path)!r} is longer than {FILE_BYTES_MAX} bytes",
                 setting="--config",
             )
-        return tomllib.loads(text.decode()), mode
+        return tomllib.loads(text.decode()), found
     except OSError as error:
         raise ConfigurationError(
             f"--config {str(path)!r} cannot be read: {error}", setting="--config"
@@ -317,7 +366,7 @@ def _options(
         stem = name.removesuffix("_file")
         if stem != name and is_secret(stem):
             file = _scalar(value, f"{place}: {name}")
-            found[stem] = Value(_beside(path, file), place, "file")
+            found[stem] = Value(_beside(path, file, name=name), place, "file")
         elif isinstance(value, dict):
             found |= _reference(name, value, place, path) or _options(
                 value, place, path, before=f"{name}."
@@ -334,11 +383,11 @@ def _reference(
         case {"env": str() as variable} if len(value) == 1:
             return {name: Value(variable, place, "env")}
         case {"file": str() as file} if len(value) == 1:
-            return {name: Value(_beside(path, file), place, "file")}
+            return {name: Value(_beside(path, file, name=name), place, "file")}
         case _:
             return {}
 
 
-def _beside(path: Path, file: str) -> str:
-    """Resolve a path relative to the file that contains it."""
-    return str(path.parent / Path(file).expanduser())
+def _beside(path: Path, file: str, *, name: str) -> str:
+    """Resolve the path in an option relative to the file that contains it."""
+    return str(path.parent / user_path(name, file))

@@ -585,9 +585,7 @@ def call_of(given: Mapping[str, Any]) -> Call:
     timeout = given.get("timeout")
     timeout_ms = TIMEOUT_MS_DEFAULT
     if timeout is not None:
-        timeout_ms = parsing.duration_ms("--timeout", timeout)
-        if timeout_ms < 1:
-            raise ConfigurationError("--timeout must be at least 1 ms")
+        timeout_ms = parsing.timeout_ms("--timeout", timeout)
     return Call(
         bootstrap_servers=servers,
         coordination_topic=given.get("coordination_topic", COORDINATION_TOPIC),
@@ -624,7 +622,7 @@ def options_of(given: Mapping[str, Any]) -> dict[str, profiles.Value]:
     config = given.get("command_config")
     if config is not None:
         origin = f"--command-config {config}"
-        found = parsing.properties(config)
+        found = parsing.properties(profiles.user_path("--command-config", config))
         levels.append({n: profiles.Value(text, origin) for n, text in found.items()})
     line = parsing.pairs("-C/--command-property", given.get("command_property") or ())
     origin = "option --command-property"

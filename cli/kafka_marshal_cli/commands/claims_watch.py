@@ -407,7 +407,7 @@ def watch(
     waits for them. Ctrl-C ends it with exit code 130, SIGTERM with 0.
     """
     idle_ms = None if timeout is None else parsing.duration_ms("--timeout", timeout)
-    open_ms = parsing.duration_ms("--open-timeout", open_timeout)
+    open_ms = parsing.timeout_ms("--open-timeout", open_timeout)
     with ending_in_order(), ExitStack() as stack:
         admin = stack.enter_context(call.admin())
         selection = Selection(group, topic, log_ends=admin.log_ends)

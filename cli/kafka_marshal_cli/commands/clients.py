@@ -1,7 +1,6 @@
 """``marshal clients``: the processes that the log knows."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,6 +13,7 @@ from kafka_marshal.identity import forget_client, state_home
 from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal_cli import confirmation, parsing, presenters
 from kafka_marshal_cli.parsing import Moment
+from kafka_marshal_cli.profiles import user_path
 from kafka_marshal_cli.render import Answer, Section
 from kafka_marshal_cli.shared import (
     AT,
@@ -386,9 +386,11 @@ def forget(
     group: Group,
     client: Annotated[str, typer.Argument(metavar="CLIENT", help="The client_id.")],
     state_dir: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            metavar="DIR", help="Directory of identities; by default the user's."
+            metavar="DIR",
+            envvar="MARSHAL_STATE_DIR",
+            help="Directory of identities; by default the user's.",
         ),
     ] = None,
     yes: confirmation.Yes = False,
@@ -416,7 +418,7 @@ def forget(
             "without its identity, a restart on this host resumes nothing",
             yes=yes,
         )
-    home = state_home() if state_dir is None else state_dir
+    home = user_path("--state-dir", state_dir) if state_dir else state_home()
     domain = world.config().format_id.hex()
     try:
         is_removed = forget_client(

@@ -106,7 +106,7 @@ def show(
     columns = (*COLUMNS, ORIGIN) if origin else COLUMNS
     found = {
         "config": str(profile.path),
-        "exists": profile.path.exists(),
+        "exists": profiles.exists(profile.path),
         "profile": profile.name,
         "profiles": list(profile.names),
     }

@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
@@ -43,7 +42,13 @@ from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
 from kafka_marshal.protocol.text import abbreviated
 from kafka_marshal_cli import parsing
-from kafka_marshal_cli.claiming_options import MEMBER, SIDECAR, SidecarOption
+from kafka_marshal_cli.claiming_options import (
+    MEMBER,
+    SIDECAR,
+    LogFormat,
+    SidecarOption,
+    state_dir_of,
+)
 from kafka_marshal_cli.exec_pipe import (
     EXEC,
     ExecFailed,
@@ -109,13 +114,6 @@ class Isolation(StrEnum):
 
     UNCOMMITTED = READ_UNCOMMITTED
     COMMITTED = READ_COMMITTED
-
-
-class LogFormat(StrEnum):
-    """How events are written to stderr."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 @attrs.frozen(kw_only=True)
@@ -396,7 +394,7 @@ ExpectedInterval = Annotated[
     ),
 ]
 StateDir = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         metavar="DIR",
         envvar="MARSHAL_STATE_DIR",
@@ -443,7 +441,7 @@ def consume(
     via: SidecarOption,
 ) -> None:
     """Consume topics in a group: print records, or run processes on them."""
-    open_ms = parsing.duration_ms("--open-timeout", open_timeout)
+    open_ms = parsing.timeout_ms("--open-timeout", open_timeout)
     h_ms = _optional_ms("--heartbeat-interval", heartbeat_interval)
     is_amo = delivery is Delivery.AT_MOST_ONCE
     batch_max = _batch_max(execs, max_poll_records, is_amo=is_amo, limit=max_records)
@@ -470,7 +468,7 @@ def consume(
             group_id=group,
             client_id=client_id,
             heartbeat_interval_ms=h_ms,
-            state_dir=state_dir,
+            state_dir=state_dir_of(state_dir),
             observer=events,
             labels=member.labels,
             can_plan=member.can_plan,

@@ -457,7 +457,9 @@ def set_(
     }
     rows = presenters.settings_rows(change.after, before=change.before)
     sections = (Section("settings", rows, presenters.SETTINGS_CHANGE_COLUMNS),)
-    call.answer(Answer(presenters.as_of(call.world()), found, sections))
+    world = call.world()
+    call.answer(Answer(presenters.as_of(world), found, sections))
+    note_unknown_group(world, group)
     if not change.is_changed:
         notify("nothing was written; the group has these settings already")
     elif not execute:

@@ -93,7 +93,7 @@ def replay_lines(
         halt have none (PROTOCOL 3.3).
 
     Raises:
-        MalformedRecord: A line is not an entry.
+        MalformedRecord: A line is not an entry, or cannot be read.
         LogTruncated: An offset or leader epoch of a partition goes back.
         LogUnreadable: An entry has no leader epoch.
     """
@@ -109,6 +109,9 @@ def replay_lines(
     except UnicodeDecodeError as error:  # while the next line was read
         reason = error.reason
         raise MalformedRecord(f"line {number + 1} is not UTF-8: {reason}") from error
+    except OSError as error:
+        text = f"line {number + 1} cannot be read: {error}"
+        raise MalformedRecord(text) from error
     except (MalformedRecord, LogTruncated, LogUnreadable) as error:
         raise type(error)(f"line {number}: {error}") from error
 
@@ -158,7 +161,7 @@ def run_replay(
                 for transition in steps:
                     line = to_json(transition_to_object(partition, transition))
                     out.write(line + "\n")
-    except (MalformedRecord, CoordinationError, OSError) as error:
+    except (MalformedRecord, CoordinationError) as error:
         text = str(error) if file is None else f"{file!r}: {error}"
         if not worlds and file is not None:
             text += f"; {_remedy(file)}"

@@ -12,6 +12,8 @@ from typer.core import TyperCommand
 
 from kafka_marshal import ConfigurationError
 from kafka_marshal.errors import (
+    LogTruncated,
+    LogUnreadable,
     MalformedRecord,
 )
 from kafka_marshal.protocol.rationalizer import apply
@@ -190,9 +192,12 @@ def states_named(call: Call, text: str, *, setting: str) -> NamedStates:
 
 def _exists(name: str) -> bool:
     try:
-        return Path(name).exists()
-    except OSError:  # such as a name that no file can have
+        Path(name).stat()
+    except PermissionError:  # in its directory; reading it will report that
+        return True
+    except (OSError, ValueError):  # such as a name that no file can have
         return False
+    return True
 
 
 def compared(one: NamedStates, other: NamedStates) -> list[Mapping[int, WorldState]]:
@@ -293,7 +298,7 @@ def _dumped(file: str) -> Mapping[int, WorldState]:
         worlds: dict[int, WorldState] = {}
         try:
             _exhaust(replay_lines(read_lines(source), worlds))
-        except MalformedRecord as error:
+        except (MalformedRecord, LogTruncated, LogUnreadable) as error:
             raise _unreadable(file, error) from error
         return worlds
 

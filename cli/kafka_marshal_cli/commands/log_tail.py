@@ -350,7 +350,9 @@ WithTransitions = Annotated[
 ]
 IdleTimeout = Annotated[
     str | None,
-    typer.Option(metavar="MS", help="Follow until no entry came for this time."),
+    typer.Option(
+        metavar="MS", help="With --follow: end after this time without an entry."
+    ),
 ]
 
 
@@ -396,7 +398,13 @@ def tail(
     moment. Ctrl-C ends the command with exit code 130, SIGTERM with 0.
     """
     idle_ms = None if timeout is None else parsing.duration_ms("--timeout", timeout)
-    open_ms = parsing.duration_ms("--open-timeout", open_timeout)
+    if idle_ms is not None and not follow:
+        raise ConfigurationError(
+            "--timeout ends --follow, which was not given; add it, or use "
+            "--open-timeout",
+            setting="--timeout",
+        )
+    open_ms = parsing.timeout_ms("--open-timeout", open_timeout)
     first, kept = start_of(from_, last)
     wanted = Filter(
         partition=partition, group_id=group, types=types_of(type_), first=first

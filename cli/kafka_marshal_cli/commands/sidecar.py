@@ -14,9 +14,10 @@ from kafka_marshal import ConfigurationError, CoordinationError, unix_sockets
 from kafka_marshal.clock import duration
 from kafka_marshal.config import Membership
 from kafka_marshal_cli import parsing
-from kafka_marshal_cli.claiming_options import MEMBER
+from kafka_marshal_cli.claiming_options import MEMBER, LogFormat, state_dir_of
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.profile_options import Config, ProfileName, SelectedProfile
+from kafka_marshal_cli.profiles import user_path
 from kafka_marshal_cli.render import NOTHING, Answer, Column, Section, column
 from kafka_marshal_cli.shared import (
     Call,
@@ -40,13 +41,6 @@ Socket = Annotated[
         "$XDG_RUNTIME_DIR or /run.",
     ),
 ]
-
-
-class LogFormat(StrEnum):
-    """Format of the daemon's log."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 class Check(StrEnum):
@@ -164,7 +158,7 @@ def run(
         ),
     ] = None,
     state_dir: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             metavar="DIR",
             envvar="MARSHAL_STATE_DIR",
@@ -182,8 +176,9 @@ def run(
 
     given: dict[str, Any] = {
         "client_id": client_id,
-        "socket": daemon.socket and daemon.socket.expanduser().absolute(),
-        "token_file": daemon.token_file and daemon.token_file.expanduser(),
+        "socket": daemon.socket and user_path("--socket", daemon.socket).absolute(),
+        "token_file": daemon.token_file
+        and user_path("--token-file", daemon.token_file),
     }
     try:
         settings = Settings(
@@ -193,10 +188,10 @@ def run(
                 options=call.options,
                 transport=call.transport,
             ),
-            state_dir=_state_dir(state_dir),
+            state_dir=state_dir_of(state_dir),
             socket_group=daemon.socket_group,
             tcp=daemon.tcp,
-            open_ms=parsing.duration_ms("--open-timeout", open_timeout),
+            open_ms=parsing.timeout_ms("--open-timeout", open_timeout),
             drain_ms=parsing.duration_ms("--drain-timeout", daemon.drain_timeout),
             handoff_ms=parsing.duration_ms("--handoff-timeout", daemon.handoff_timeout),
             checkpoint_interval_ms=parsing.duration_ms(
@@ -226,13 +221,6 @@ def _serve(settings: Any) -> None:  # noqa: ANN401 - of a lazy import
         stop_logging()
 
 
-def _state_dir(given: Path | None) -> str | Path | None:
-    """Return the directory; an empty path means no directory, as in the library."""
-    if given is None:
-        return None
-    return "" if str(given) in {"", "."} else given.expanduser()
-
-
 def _with_origin(error: ConfigurationError, context: typer.Context) -> BaseException:
     """Return the error with the origin of the invalid setting added."""
     name = error.setting.removeprefix("--").replace("-", "_")
@@ -248,6 +236,9 @@ def _with_origin(error: ConfigurationError, context: typer.Context) -> BaseExcep
 # --- queries
 
 
+_ERROR = "error"  # a field of every answer that is an error
+
+
 class _Connection(http.client.HTTPConnection):
     """HTTP over a Unix socket."""
 
@@ -260,8 +251,16 @@ class _Connection(http.client.HTTPConnection):
         self.sock = unix_sockets.connect(str(self._path), self._timeout_s)
 
 
-def query(path: Path, place: str, *, timeout_ms: int) -> tuple[int, Any]:
+def query(
+    path: Path, place: str, *, timeout_ms: int, fields: frozenset[str]
+) -> tuple[int, dict[str, Any]]:
     """Send a GET request to a sidecar; return the status and the document.
+
+    Args:
+        path: The sidecar's socket.
+        place: Path of the request.
+        timeout_ms: Deadline.
+        fields: Every answer of a sidecar has one of these.
 
     Raises:
         CoordinationError: No sidecar answers.
@@ -270,7 +269,7 @@ def query(path: Path, place: str, *, timeout_ms: int) -> tuple[int, Any]:
     try:
         connection.request("GET", place)
         response = connection.getresponse()
-        found = json.loads(response.read(ANSWER_BYTES_MAX))
+        return response.status, _answer(response, fields)
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise CoordinationError(
             f"no sidecar answers on {str(path)!r}: {error}; start one with: "
@@ -278,13 +277,21 @@ def query(path: Path, place: str, *, timeout_ms: int) -> tuple[int, Any]:
         ) from error
     finally:
         connection.close()
-    return response.status, found
+
+
+def _answer(
+    response: http.client.HTTPResponse, fields: frozenset[str]
+) -> dict[str, Any]:
+    found = json.loads(response.read(ANSWER_BYTES_MAX))
+    if not (isinstance(found, dict) and found.keys() & fields):
+        raise ValueError(f"another program answers, with status {response.status}")
+    return found
 
 
 def _socket_path(given: Path | None) -> Path:
     from kafka_marshal.sidecar.probe import default_socket
 
-    return Path(default_socket()) if given is None else given.expanduser()
+    return Path(default_socket()) if given is None else user_path("--socket", given)
 
 
 VERDICTS = (
@@ -318,9 +325,19 @@ def status(
     """Show the state of the sidecar of this host."""
     rows = []
     for name, place in PROBES.items():
-        _, verdict = query(path, f"/{place}", timeout_ms=call.timeout_ms)
+        _, verdict = query(
+            path,
+            f"/{place}",
+            timeout_ms=call.timeout_ms,
+            fields=frozenset({"state"}),
+        )
         rows.append({"check": name.value, **verdict})
-    answered, info = query(path, "/v1/info", timeout_ms=call.timeout_ms)
+    answered, info = query(
+        path,
+        "/v1/info",
+        timeout_ms=call.timeout_ms,
+        fields=frozenset({"client_id", _ERROR}),
+    )
     facts: dict[str, Any] = {"socket": str(path), "state": rows[0]["state"]}
     if answered == http.client.OK:
         names = ("client_id", "incarnation", "version", "coordination_topic")
@@ -339,7 +356,12 @@ def status(
 @command(connects=False, option_groups={"path": _SOCKET_OPTIONS})
 def clients(call: Call, *, path: Path) -> None:
     """List the clients of the sidecar of this host and their partitions."""
-    answered, found = query(path, "/v1/clients", timeout_ms=call.timeout_ms)
+    answered, found = query(
+        path,
+        "/v1/clients",
+        timeout_ms=call.timeout_ms,
+        fields=frozenset({"clients", _ERROR}),
+    )
     if answered != http.client.OK:
         raise CoordinationError(f"{found['message']}; see: marshal sidecar status")
     rows = [

@@ -7,7 +7,12 @@ import typer
 from typer.testing import CliRunner
 
 from kafka_marshal.config import Membership
-from kafka_marshal_cli.claiming_options import MEMBER, SIDECAR, SidecarOption
+from kafka_marshal_cli.claiming_options import (
+    MEMBER,
+    SIDECAR,
+    SidecarOption,
+    state_dir_of,
+)
 from kafka_marshal_cli.shared import Call, command
 
 LABELS = {"rack": "r1", "replaces": "old"}
@@ -27,6 +32,13 @@ def run(arguments, *, env=None):
 
     outcome = CliRunner().invoke(app, list(arguments), env=env or {})
     return (found[0] if found else None), outcome
+
+
+def test_a_state_directory_may_be_the_default_none_or_in_the_home(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ada")
+    given = [None, "", ".", "~/state"]
+    found = [None, "", Path(), Path("/home/ada/state")]
+    assert list(map(state_dir_of, given)) == found
 
 
 # --- The member

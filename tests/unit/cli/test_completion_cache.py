@@ -11,6 +11,7 @@ from logkit import Log, member
 from typer.testing import CliRunner
 
 from kafka_marshal import Key, World
+from kafka_marshal.protocol.checkpoints import checkpoint_key
 from kafka_marshal_cli import completion_cache
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.completion_cache import DOMAINS_MAX, NAMES_MAX, cache_path, save
@@ -25,6 +26,7 @@ def cache(monkeypatch, tmp_path):
 def world(*, group="billing", topic="payments", client="w1"):
     log = Log()
     log.claimed(client, key=Key(group, topic, 0))
+    log.claimed("w2", key=checkpoint_key(0))
     log.append(member("w2", group="other"))
     return World([log.state], {})
 

@@ -5,9 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
-from kafka_marshal import ClaimRejected, ConfigurationError
+from kafka_marshal import ConfigurationError
 from kafka_marshal_cli import confirmation
+from kafka_marshal_cli.exits import ExitCode
 
 EFFECT = "client c1 is alive"
 
@@ -29,23 +31,26 @@ def test_the_typed_name_confirms(terminal, capsys):
 
 
 @pytest.mark.parametrize("typed", [b"\n", b"y\n", b"yes\n", b"c2\n", b"\x04"])
-def test_any_other_text_does_not_confirm(terminal, typed):
+def test_any_other_text_does_not_confirm(terminal, typed, capsys):
     os.write(terminal, typed)
-    with pytest.raises(ClaimRejected, match="nothing was written") as caught:
+    with pytest.raises(typer.Exit) as caught:
         confirmation.require("c1", effect=EFFECT, yes=False)
-    assert caught.value.reason == "unconfirmed"
+    assert caught.value.exit_code == ExitCode.REFUSED
+    # No other command helps, so none is named.
+    assert capsys.readouterr().err.endswith(
+        "not confirmed: 'c1' was not typed; nothing was written\n"
+    )
 
 
 def test_a_confirmation_without_an_answer_times_out(terminal, monkeypatch):
     monkeypatch.setattr(confirmation, "ANSWER_S_MAX", 0.01)
-    with pytest.raises(ClaimRejected, match="not confirmed"):
+    with pytest.raises(typer.Exit):
         confirmation.require("c1", effect=EFFECT, yes=False)
 
 
-@pytest.mark.parametrize("has_stdin", [True, False])
-def test_without_a_terminal_only_the_yes_option_confirms(monkeypatch, has_stdin):
+def test_without_a_terminal_only_the_yes_option_confirms(monkeypatch):
     with Path(os.devnull).open(encoding="utf-8") as stdin:
-        monkeypatch.setattr(sys, "stdin", stdin if has_stdin else None)
+        monkeypatch.setattr(sys, "stdin", stdin)
         with pytest.raises(ConfigurationError, match=r"alive.*not a terminal.*--yes"):
             confirmation.require("c1", effect=EFFECT, yes=False)
         confirmation.require("c1", effect=EFFECT, yes=True)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 
 import pytest
@@ -59,15 +60,17 @@ def test_an_outage_is_reported_once(capsys):
     ]
 
 
-def test_a_closed_pipe_is_detected_without_writing(tmp_path):
+def test_a_closed_pipe_is_detected_without_writing(monkeypatch, tmp_path):
     ours, theirs = os.pipe()
     with os.fdopen(theirs, "w") as out:
-        check_reader(out)
+        monkeypatch.setattr(sys, "stdout", out)
+        check_reader()
         os.close(ours)
         with pytest.raises(BrokenPipeError):
-            check_reader(out)
+            check_reader()
     with (tmp_path / "file").open("w") as out:
-        check_reader(out)
+        monkeypatch.setattr(sys, "stdout", out)
+        check_reader()
     with pytest.raises(ValueError, match="closed"):
         out.fileno()
-    check_reader(out)
+    check_reader()

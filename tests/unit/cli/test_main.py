@@ -1,6 +1,7 @@
 """The entry point: exit, closed pipes and arguments that cannot be decoded."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -24,6 +25,16 @@ def differ():
 app = typer.Typer()
 app.command()(lambda: run_guarded(differ))
 app()
+"""
+
+STARTER = """
+import subprocess, sys
+from kafka_marshal_cli.main import run
+
+def start(prog_name):
+    sys.exit(subprocess.call([sys.executable, "-c", "raise SystemExit(3)"], timeout=60))
+
+run(start, program="marshal")
 """
 
 
@@ -74,6 +85,33 @@ def closed_pipe(*arguments):
 def test_output_to_a_closed_pipe_is_not_a_failure(line, code):
     done = closed_pipe("-m", "kafka_marshal_cli", *line.split())
     assert (done.returncode, done.stderr) == (code, "")
+
+
+@pytest.mark.parametrize("line", ["shell {}", "log replay -", "config show"])
+def test_a_closed_standard_input_is_an_empty_one(tmp_path, line):
+    (tmp_path / "dump").touch()
+    done = subprocess.run(
+        [
+            *("/bin/sh", "-c", 'exec "$@" <&-', "sh"),
+            *(sys.executable, "-m", "kafka_marshal_cli"),
+            *line.format(tmp_path / "dump").split(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_exit_codes_of_processes_are_known_if_the_parent_ignores_them():
+    done = subprocess.run(
+        [sys.executable, "-c", STARTER],
+        preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
+        timeout=HANG_S,
+        check=False,
+    )
+    assert done.returncode == 3
 
 
 def test_the_exit_code_of_a_result_survives_a_closed_pipe():

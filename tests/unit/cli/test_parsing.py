@@ -15,6 +15,7 @@ from kafka_marshal_cli.parsing import (
     pairs,
     past_moment,
     properties,
+    timeout_ms,
     upcoming_ms,
     without_java,
 )
@@ -38,12 +39,20 @@ def test_a_duration_is_parsed_to_milliseconds(text, value):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "-1", "1.5s", "10 m", "m", "10x", "1s2", "\u0661s"]
+    "text",
+    ["", "-1", "1.5s", "10 m", "m", "10x", "1s2", "\u0661s", "36500d1ms", "9" * 15],
 )
 def test_an_invalid_duration_is_refused(text):
     with pytest.raises(ConfigurationError, match="--for is") as caught:
         duration_ms("--for", text)
     assert caught.value.setting == "--for"
+
+
+@pytest.mark.parametrize("text", ["0", "20d1ms", "999999999999d"])
+def test_a_timeout_lasts_at_least_1_ms_and_at_most_20_days(text):
+    assert timeout_ms("--timeout", "20d") == 1_728_000_000
+    with pytest.raises(ConfigurationError, match=f"--timeout is '{text}'"):
+        timeout_ms("--timeout", text)
 
 
 def test_a_duration_without_a_unit_can_be_refused():
@@ -65,7 +74,9 @@ def test_an_iso_duration_is_parsed_to_milliseconds(text, value):
     assert iso_duration_ms("--by-duration", text) == value
 
 
-@pytest.mark.parametrize("text", ["P", "PT", "P1M", "P1Y", "-PT5M", "10", ""])
+@pytest.mark.parametrize(
+    "text", ["P", "PT", "P1M", "P1Y", "-PT5M", "10", "", "P36501D"]
+)
 def test_an_invalid_iso_duration_is_refused(text):
     with pytest.raises(ConfigurationError, match="--by-duration is"):
         iso_duration_ms("--by-duration", text)
@@ -184,7 +195,9 @@ def test_a_moment_is_an_offset_a_time_or_an_age(text, found):
     assert moment("--at", text, now_ms=NOW) == found
 
 
-@pytest.mark.parametrize("text", ["yesterday", "-", "-5", "2026-13-01"])
+@pytest.mark.parametrize(
+    "text", ["yesterday", "-", "-5", "2026-13-01", "-P5M", "-36501d"]
+)
 def test_an_invalid_moment_is_refused(text):
     with pytest.raises(ConfigurationError, match=f"--at is '{text}'; .* like -5m$"):
         moment("--at", text, now_ms=NOW)
@@ -209,11 +222,12 @@ def test_a_past_moment_is_offsets_or_a_time(text, found):
     [
         ("3:", "write an offset"),
         ("3:1,", "write an offset"),
+        ("3:1,0:7,3:2", "two offsets of one partition"),
         ("a:1", "write an offset"),
         ("1970-01-12T13:46:40.001Z", "in the future"),
     ],
 )
-def test_a_future_moment_or_incomplete_offset_is_refused(text, why):
+def test_a_future_moment_or_a_bad_offset_is_refused(text, why):
     with pytest.raises(ConfigurationError, match=why):
         past_moment("--at", text, now_ms=NOW)
 

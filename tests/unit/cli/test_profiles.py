@@ -1,5 +1,6 @@
 """The profile file: path, keys, precedence, secrets and errors."""
 
+import os
 import re
 from pathlib import Path
 
@@ -52,6 +53,15 @@ def file(tmp_path):
         return str(path)
 
     return write
+
+
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [(None, "--config"), ("[default.options]\na_password_file = '~nosuch/x'", "a_p")],
+)
+def test_a_path_in_the_home_of_an_unknown_user_is_refused(file, text, option):
+    with pytest.raises(ConfigurationError, match=f"^{option}.* is '~nosuch/x', and ~"):
+        load("~nosuch/x" if text is None else file(text), None)
 
 
 def texts(values):
@@ -149,6 +159,18 @@ def test_a_secret_in_a_file_that_others_can_read_gives_a_warning(
         assert "chmod 600" in found.warning
 
 
+@pytest.mark.parametrize(("mode", "warns"), [(0o640, False), (0o644, True)])
+def test_the_group_of_another_owners_file_may_read_its_secrets(
+    file, monkeypatch, mode, warns
+):
+    # As with deploy/systemd: a file of root, for the group of the daemon.
+    path = file("[default.options]\n'sasl.password' = 'x'\n", mode=mode)
+    monkeypatch.setattr(os, "geteuid", lambda: Path(path).stat().st_uid + 1)
+    warning = load(path, None).warning
+    assert (warning is not None) == warns
+    assert not warns or f"run: chmod o-r {path}" in warning
+
+
 @pytest.mark.parametrize(
     ("name", "secret"),
     [
@@ -208,6 +230,17 @@ def test_the_example_of_the_reference_is_valid(file):
 def test_every_key_may_be_in_a_profile(file):
     lines = "\n".join(f'{key} = "x"' for key in KEYS)
     assert set(load(file(f"[default]\n{lines}"), None).settings) == set(KEYS)
+
+
+def test_a_directory_that_may_not_be_searched_has_no_file(monkeypatch):
+    # For example the home directory of root, in a container that runs another user.
+    def forbid(_path, **_how):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "stat", forbid)
+    assert load(None, None).settings == {}
+    with pytest.raises(ConfigurationError, match="no profile 'dev': there is no file"):
+        load(None, "dev")
 
 
 def test_a_user_without_a_home_directory_has_no_file(monkeypatch):

@@ -80,11 +80,6 @@ class Query:
             now=lambda: cluster.clock.now_ms() / 1000,
         )
 
-    def leaving(self):
-        """Return the held partitions that are being drained."""
-        holdings = self.node.session.holdings.values()
-        return [holding for holding in holdings if holding.drain is not None]
-
     def last_claims(self, _timeout_ms):
         ours = self.node.session.claimant.owner
         return {

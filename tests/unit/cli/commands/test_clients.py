@@ -48,6 +48,16 @@ def test_forget_removes_the_identity_of_a_closed_client(domain, tmp_path):
     )
 
 
+def test_forget_finds_the_directory_that_a_profile_names(domain, tmp_path):
+    who = {"domain": domain, "group_id": "g", "client_id": "c1"}
+    Identity.take(tmp_path / "state", **who).close()
+    profile = tmp_path / "config.toml"
+    profile.write_text("[default]\nstate-dir = '~/state'\n")
+    words = ["clients", "forget", "g", "c1", "--config", str(profile)]
+    outcome = CliRunner().invoke(app, words, env={"HOME": str(tmp_path)})
+    assert "is removed: yes" in outcome.stdout
+
+
 def test_an_invalid_client_id_is_refused(domain, tmp_path):
     assert forget(tmp_path, "../x").exit_code == 2
 

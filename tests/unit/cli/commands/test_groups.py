@@ -508,6 +508,14 @@ def test_set_changes_the_policy(setting):
     assert setting.calls[-1][1] == {"policy": None}
 
 
+def test_set_for_an_unknown_group_is_noted(setting):
+    setting.log.append(member("c1"))
+    words = ("--policy", "planner", "--execute")
+    note = "the log knows no members and no claims of group 'misspelt'"
+    assert note in invoke("groups", "set", "misspelt", *words).stderr
+    assert invoke("groups", "set", "g", *words).stderr == ""
+
+
 def test_set_of_unchanged_settings_writes_nothing(setting):
     result = invoke("groups", "set", "g", "--handoff-ms", "5000", "--execute")
     assert "has these settings already" in result.stderr

@@ -2,6 +2,7 @@
 
 import io
 import json
+from errno import EIO, ENOSPC
 
 import pytest
 from logkit import (
@@ -281,6 +282,31 @@ def test_the_digest_equals_that_of_the_live_log():
     output = json.loads(out)["partitions"]["0"]
     assert output["digest"] == world_to_object([live])["partitions"]["0"]["digest"]
     assert output["claims"][0]["topic"] == KEY.topic
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), OSError(ENOSPC, "full")])
+def test_an_output_that_cannot_be_written_is_no_fault_of_the_log(error):
+    class Out(io.StringIO):
+        def write(self, _text):
+            raise error
+
+    source, err = io.StringIO("\n".join(lines(story()))), io.StringIO()
+    with pytest.raises(type(error)):  # the command handles it, see run_guarded
+        run_replay(source, Out(), err=err, transitions=True)
+    assert err.getvalue() == ""
+
+
+def test_a_log_that_cannot_be_read_on_is_reported_by_line():
+    class Source(io.StringIO):
+        def readline(self, size):
+            return super().readline(size) or self.fail()
+
+        def fail(self):
+            raise OSError(EIO, "Input/output error")
+
+    code, out, err = run(Source(f"{lines(story())[0]}\n"))
+    assert (code, out) == (1, "")
+    assert err == "marshal: line 2 cannot be read: [Errno 5] Input/output error\n"
 
 
 # --- Files that are no dump ---

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from pathlib import Path
 
 import attrs
 import pytest
@@ -203,6 +204,31 @@ def test_an_invalid_file_is_wrong_usage(tmp_path, logs, value, why):
     outcome = invoke("diff", str(path), "live")
     assert outcome.exit_code == 2
     assert why in outcome.stderr
+
+
+def test_a_dump_whose_offsets_go_back_is_wrong_usage(tmp_path, logs):
+    path = tmp_path / "twice.jsonl"
+    path.write_text(invoke("dump").stdout * 2)
+    for arguments in (("diff", str(path), "live"), ("snapshot", "x", "--dump", path)):
+        outcome = invoke(*map(str, arguments))
+        assert outcome.exit_code == 2
+        assert f"{str(path)!r} cannot be used: line 4: " in outcome.stderr
+        assert "name an output of marshal log" in outcome.stderr
+
+
+def test_a_file_in_a_forbidden_directory_is_not_called_missing(monkeypatch, logs):
+    for name in ("stat", "open"):
+        real = getattr(Path, name)
+
+        def forbid(path, *how, real=real, **more):
+            if str(path) == "secret/it":
+                raise PermissionError(13, "Permission denied")
+            return real(path, *how, **more)
+
+        monkeypatch.setattr(Path, name, forbid)
+    outcome = invoke("diff", "secret/it", "live")
+    assert outcome.exit_code == 2
+    assert "'secret/it' cannot be used: [Errno 13] Permission denied" in outcome.stderr
 
 
 def test_a_missing_file_is_wrong_usage(tmp_path, logs):

@@ -173,9 +173,10 @@ def test_an_unknown_type_is_refused_with_the_nearest_one(tail):
         (["--from", "-1"], "--from"),
         (["--from", "\u0663"], "--from"),
         (["--partition", "7"], "has 1 partitions"),
+        (["--timeout", "1s"], "--follow, which was not given"),
     ],
 )
-def test_a_bad_offset_or_partition_is_wrong_usage(tail, arguments, word):
+def test_a_bad_offset_partition_or_timeout_is_wrong_usage(tail, arguments, word):
     outcome = tail(*arguments)
     assert outcome.exit_code == 2
     assert word in outcome.stderr

@@ -4,9 +4,11 @@ import json
 import os
 import re
 import signal
+import socketserver
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import get_args
 
@@ -103,6 +105,31 @@ def test_a_missing_sidecar_is_reported(world):
         assert outcome.exit_code == ExitCode.TIMEOUT
         assert f"no sidecar answers on '{world.path}'" in outcome.stderr
         assert "marshal sidecar run" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("status", "body"), [(404, '{"message": "page not found"}'), (200, "[1]")]
+)
+def test_another_program_on_the_socket_is_no_sidecar(tmp_path, status, body):
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.wfile.write(f"HTTP/1.0 {status} X\r\n\r\n{body}".encode())
+
+    path = str(tmp_path / "other.sock")
+    with socketserver.UnixStreamServer(path, Other) as other:
+        for command in ("status", "clients"):
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(other.handle_request)
+                outcome = invoke(command, "--socket", path)
+            assert outcome.exit_code == ExitCode.TIMEOUT
+            assert f"another program answers, with status {status}" in outcome.stderr
+
+
+@pytest.mark.parametrize("command", ["status", "run"])
+def test_a_socket_of_an_unknown_user_is_wrong_usage(world, command):
+    outcome = invoke(command, "--socket", "~nosuch/x.sock")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "--socket is '~nosuch/x.sock', and ~ names no home" in outcome.stderr
 
 
 def test_a_connecting_sidecar_has_a_status_but_no_clients(world):
