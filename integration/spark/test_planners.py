@@ -26,7 +26,7 @@ def processes():
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            command = (path / "cmdline").read_text().replace("\0", " ")
+            command = (path / "cmdline").read_text(errors="replace").replace("\0", " ")
             parent = (path / "stat").read_text().rpartition(")")[2].split()[1]
         except OSError:
             continue
