@@ -37,7 +37,7 @@ def test_shared_options_are_listed_once():
     assert "Without" not in section("doctor"), "it has all of them"
     tail = section("log tail")
     assert "\nWithout `--timeout`, `--output`.\n" in tail
-    assert "- `--timeout` `MS`: Follow" in tail
+    assert "- `--timeout` `MS`: With --follow" in tail
     assert "\nShared options: `--config`.\n" in section("config path")
     assert "\nNo shared options.\n" in section("topic random-id")
 
