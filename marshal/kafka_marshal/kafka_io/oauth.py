@@ -12,15 +12,20 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote_plus, urlencode, urlsplit
 
 from kafka_marshal.closing import begin
 from kafka_marshal.errors import CoordinationError
 
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
 REQUEST_TIMEOUT_S = 5.0
 # Time between two requests for a new token while the last one is still valid.
 RETRY_S = 5.0
+# Requests that may go on after their deadline, each on a thread.
+LATE_MAX = 4
 # Lifetime of tokens without an expiry.
 TOKEN_LIFE_S = 300.0
 # The part of its life after which a token is renewed: before librdkafka requests one.
@@ -73,29 +78,6 @@ def _post(
         raise OSError(f"{type(error).__name__}: {error}") from error
 
 
-def _post_in_time(
-    url: str, body: bytes, *, headers: dict[str, str], cafile: str | None
-) -> bytes:
-    """Call ``_post`` with a deadline for the whole.
-
-    The timeout of a socket is for each of its calls, and none is for the look-up of a
-    name.
-
-    Raises:
-        OSError: There is no answer in time, or it is a refusal or no HTTP.
-        RuntimeError: No thread can be started.
-    """
-    asked = begin(
-        partial(_post, url, body, headers=headers, cafile=cafile), name="marshal-token"
-    )
-    try:
-        return asked.result(REQUEST_TIMEOUT_S)
-    except TimeoutError as error:
-        raise TimeoutError(
-            str(error) or f"no answer within {REQUEST_TIMEOUT_S:g} s"
-        ) from error
-
-
 class ClientCredentials:
     """Tokens of the client credentials flow (RFC 6749, 4.4). Thread-safe.
 
@@ -136,6 +118,7 @@ class ClientCredentials:
         self._now_s, self._clock_s = now_s, clock_s
         self._lock = threading.Lock()
         self._token = ""
+        self._late: list[Future[bytes]] = []
         # When the token is to be renewed, by either clock.
         self._renewed_at_s = self._renewed_clock_s = 0.0
         self.expires_at_s = 0.0
@@ -177,7 +160,7 @@ class ClientCredentials:
         body = urlencode(fields).encode()
         sent_s = self._now_s()
         try:
-            found = _post_in_time(self._url, body, headers=headers, cafile=self._cafile)
+            found = self._post_in_time(body, headers)
             answer = json.loads(found)
             token = answer["access_token"]
             life_s = float(answer.get("expires_in") or TOKEN_LIFE_S)
@@ -189,6 +172,30 @@ class ClientCredentials:
         self._token = str(token)
         self.expires_at_s = sent_s + life_s
         self._renew_within(_RENEWED_AT * life_s, since_s=sent_s)
+
+    def _post_in_time(self, body: bytes, headers: dict[str, str]) -> bytes:
+        """Call ``_post`` with a deadline for the whole.
+
+        The timeout of a socket is for each of its calls, and none is for the look-up of
+        a name. Such a request goes on after the deadline.
+
+        Raises:
+            OSError: There is no answer in time, or it is a refusal or no HTTP; or too
+                many earlier requests go on.
+            RuntimeError: No thread can be started.
+        """
+        self._late = [each for each in self._late if not each.done()]
+        if len(self._late) >= LATE_MAX:
+            raise TimeoutError(f"{LATE_MAX} earlier requests have no answer yet")
+        post = partial(_post, self._url, body, headers=headers, cafile=self._cafile)
+        asked = begin(post, name="marshal-token")
+        try:
+            return asked.result(REQUEST_TIMEOUT_S)
+        except TimeoutError as error:
+            self._late.append(asked)
+            raise TimeoutError(
+                str(error) or f"no answer within {REQUEST_TIMEOUT_S:g} s"
+            ) from error
 
 
 def _reason(error: Exception) -> str:

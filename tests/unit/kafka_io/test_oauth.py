@@ -190,6 +190,15 @@ def test_the_wait_for_a_token_has_a_deadline(tokens, silent):
     assert len(silent) == 1
 
 
+def test_only_a_few_requests_go_on_after_their_deadline(tokens, silent):
+    for _ in range(module.LATE_MAX):
+        with pytest.raises(CoordinationError, match="no answer within"):
+            tokens.token()
+    with pytest.raises(CoordinationError, match="4 earlier requests have no answer"):
+        tokens.token()
+    assert len(silent) == module.LATE_MAX == 4
+
+
 def test_the_body_of_a_refusal_is_read_within_the_deadline(
     endpoint, tokens, monkeypatch
 ):
