@@ -4,6 +4,7 @@ import asyncio
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import attrs
 import msgspec
@@ -388,15 +389,32 @@ def test_an_internal_error_is_logged_and_not_disclosed(wire, caplog):
     assert "hunter2" in caplog.text
 
 
-def test_heartbeats_that_wait_for_the_engine_do_not_delay_probes(wire):
-    hold, entered = threading.Event(), threading.Semaphore(0)
+class HeldCalls:
+    """A method of the service whose calls wait until ``release``, and then are late."""
 
-    def beat(who, request):
-        entered.release()
-        assert hold.wait(30)
+    def __init__(self):
+        self._hold = threading.Event()
+        self._entered = threading.Semaphore(0)
+
+    def __call__(self, *_):
+        self._entered.release()
+        assert self._hold.wait(30)
         raise errors.DeadlineExceeded("late")
 
-    wire.service.beat = beat
+    async def wait_for(self, count):
+        """Wait until this many calls have begun."""
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor() as pool:
+            for _ in range(count):
+                begun = partial(self._entered.acquire, timeout=30)
+                assert await loop.run_in_executor(pool, begun)
+
+    def release(self):
+        self._hold.set()
+
+
+def test_heartbeats_that_wait_for_the_engine_do_not_delay_probes(wire):
+    wire.service.beat = held = HeldCalls()
 
     async def main():
         async with wire.connect() as client:
@@ -406,13 +424,9 @@ def test_heartbeats_that_wait_for_the_engine_do_not_delay_probes(wire):
                 )
                 for _ in range(2 * http_app.QUICK_THREADS)
             ]
-            with ThreadPoolExecutor() as pool:
-                for _ in range(http_app.QUICK_THREADS):
-                    await asyncio.get_running_loop().run_in_executor(
-                        pool, entered.acquire, True, 30
-                    )
+            await held.wait_for(http_app.QUICK_THREADS)
             probes = [await client.get(place) for place in (paths.LIVEZ, paths.READYZ)]
-            hold.set()
+            held.release()
             await asyncio.gather(*beats)
             return probes
 
@@ -421,15 +435,7 @@ def test_heartbeats_that_wait_for_the_engine_do_not_delay_probes(wire):
 
 def test_waiting_requests_do_not_delay_heartbeats(wire, monkeypatch):
     """A heartbeat is answered while grants occupy all threads that may wait."""
-    hold = threading.Event()
-    entered = threading.Semaphore(0)
-
-    def grant(group_id, ask):
-        entered.release()
-        assert hold.wait(30)
-        raise errors.DeadlineExceeded("late")
-
-    wire.service.grant = grant
+    wire.service.grant = held = HeldCalls()
 
     async def main():
         async with wire.connect() as client:
@@ -437,14 +443,10 @@ def test_waiting_requests_do_not_delay_heartbeats(wire, monkeypatch):
                 asyncio.create_task(client.post("/v1/groups/g/grants", json=GRANT))
                 for _ in range(http_app.CALLS_MAX)
             ]
-            with ThreadPoolExecutor() as pool:
-                for _ in range(http_app.WAITING_THREADS):
-                    await asyncio.get_running_loop().run_in_executor(
-                        pool, entered.acquire, True, 30
-                    )
+            await held.wait_for(http_app.WAITING_THREADS)
             beat = await client.post(CLIENT + "/beat", json={}, headers=HEADERS)
             more = await client.post("/v1/groups/g/grants", json=GRANT)
-            hold.set()
+            held.release()
             return beat, more, await asyncio.gather(*grants)
 
     beat, more, grants = asyncio.run(main())
