@@ -29,6 +29,7 @@ _OTHERS = (
 )
 # Python runs handlers when a function begins, and when a built-in has returned.
 _EVENTS = {"call", "c_return"}
+_MAY_RUN_ON_ENTRY = sys.version_info >= (3, 14)
 
 
 def interrupted(
@@ -52,8 +53,9 @@ def interrupted(
         nonlocal left
         # From Python 3.14 a handler may also run when ``with`` has entered a lock. No
         # code could release the lock then.
-        is_entry = getattr(arg, "__name__", None) == "__enter__"
-        if event in _EVENTS and not is_entry and is_place(frame):
+        if _MAY_RUN_ON_ENTRY and getattr(arg, "__name__", None) == "__enter__":
+            return
+        if event in _EVENTS and is_place(frame):
             left -= 1
             if left == -1:
                 sys.setprofile(None)

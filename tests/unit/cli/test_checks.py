@@ -225,16 +225,6 @@ def test_an_unfinished_growth_is_noted_until_it_ends():
     assert list(checks.growths(world(log))) == []
 
 
-def test_a_state_folder_in_a_forbidden_directory_fails(monkeypatch, tmp_path):
-    def forbid(_path, **_how):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "is_dir", forbid)
-    check = checks.state_folder(lambda: tmp_path / "state")
-    assert check.result is Result.FAILED
-    assert check.found == f"{tmp_path / 'state'} cannot be used: Permission denied"
-
-
 def test_a_user_without_a_home_directory_is_noted():
     def find():
         raise ConfigurationError("user 7 has no home directory", setting="state_dir")
