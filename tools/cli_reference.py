@@ -27,8 +27,8 @@ options and `--as` may also precede the command.
 
 `-o json` writes one document with `schema` and `as_of` (the next offset of each
 coordinating partition, and the time), `-o jsonl` one object a line, each with these
-and `kind`. Strings from the log are escaped. Durations are like `500ms`, `10s`, `10m`,
-`2h`; a plain number, where allowed, is in milliseconds. `NO_COLOR` is honoured.
+and `section`. Strings from the log are escaped. Durations are like `500ms`, `10s`,
+`10m`, `2h`; a plain number, where allowed, is in milliseconds. `NO_COLOR` is honoured.
 
 ## Exit codes
 

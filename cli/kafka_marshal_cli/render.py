@@ -174,9 +174,9 @@ def lines(answer: Answer) -> list[dict[str, Any]]:
     head = {"schema": SCHEMA, "as_of": dict(answer.as_of)}
     found = []
     if answer.facts or not answer.sections:
-        found.append({**head, "kind": "facts", **answer.facts})
+        found.append({**head, "section": "facts", **answer.facts})
     for section in answer.sections:
-        found += [{**head, "kind": section.name, **row} for row in section.rows]
+        found += [{**head, "section": section.name, **row} for row in section.rows]
     return found
 
 

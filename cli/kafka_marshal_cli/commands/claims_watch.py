@@ -326,7 +326,7 @@ def change_row(change: Change, read_at_ms: int) -> dict[str, Any]:
             "time_ms": read_at_ms,
             "offsets": {str(change.partition): change.offset + 1},
         },
-        "kind": "change",
+        "section": "changes",
         "change": change.what,
         "group_id": change.group_id,
         "topic": None if key is None else key.topic,

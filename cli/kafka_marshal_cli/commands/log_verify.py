@@ -25,7 +25,7 @@ from kafka_marshal.protocol.state import Transitions, WorldState
 from kafka_marshal.protocol.types import LogEntry
 from kafka_marshal.snapshots import Snapshot
 from kafka_marshal.views.log_scan import LogScan, require_formatted, unknown_text
-from kafka_marshal.views.past import Since
+from kafka_marshal.views.past import Prefix, Since
 from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.commands import log_states
 from kafka_marshal_cli.exits import ExitCode
@@ -277,9 +277,15 @@ def _verified(
     """Verify every coordinating partition; return one row for each.
 
     Raises:
+        ConfigurationError: ``since`` is an offset that is not written yet.
         TopicMisconfigured: There is no Config, and no snapshot to compare: nothing
             would be verified.
     """
+    if since is not None and since.offsets is not None:
+        # The moment may be the end of the log, where nothing is written yet.
+        ends = scan.ends
+        within = {t: at for t, at in since.offsets.items() if at != ends.get(t)}
+        Prefix(within, None).require_written(ends, now_ms=wall_ms())
     verifiers, unknown = {}, {}
     for number, restored in scan.restore(since=since).items():
         start, end = scan.starts[number], scan.ends[number]

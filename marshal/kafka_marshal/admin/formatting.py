@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 
 import attrs
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from kafka_marshal.arguments import to_plain, to_whole
@@ -78,18 +79,23 @@ def check_limits(limits: Mapping[str, int]) -> None:
     """Check limits; the value None stands for the default.
 
     Raises:
-        ConfigurationError: There is no such limit, or a value is no whole number.
+        ConfigurationError: There is no such limit, or a value is no whole number or out
+            of its range.
     """
+    types = {field.name: field.type for field in msgspec.structs.fields(Limits)}
     for name, value in limits.items():
-        if value is not None:
-            to_whole(name, value)
-    unknown = sorted(set(limits) - set(LIMIT_DEFAULTS))
-    if unknown:
-        raise ConfigurationError(
-            f"unknown limit {unknown[0]!r}; the limits are: "
-            f"{', '.join(sorted(LIMIT_DEFAULTS))}",
-            setting="limits",
-        )
+        if name not in types:
+            raise ConfigurationError(
+                f"unknown limit {name!r}; the limits are: {', '.join(sorted(types))}",
+                setting="limits",
+            )
+        try:
+            if value is not None:
+                msgspec.convert(to_whole(name, value), type=types[name])
+        except msgspec.ValidationError as error:
+            raise ConfigurationError(
+                f"limit {name} cannot be {value}: {error}", setting="limits"
+            ) from error
 
 
 def format_log(

@@ -47,6 +47,8 @@ from kafka_marshal.protocol.types import (
     whole_number,
 )
 
+# A plan of 100,000 partitions with the longest names has a fifth of it.
+FILE_BYTES_MAX = 256 * 1024 * 1024
 EARLIEST, LATEST, CURRENT = "earliest", "latest", "current"
 OFFSET, SHIFT, TIME, OFFSETS = "offset", "shift", "time", "offsets"
 FENCE = "fence"
@@ -608,7 +610,7 @@ def read_positions(path: Path) -> dict[TopicPartition, int]:
     """
     text = _read(path)
     if text.lstrip().startswith(b"{"):
-        plan = PositionPlan.from_bytes(text)
+        plan = _plan_of(path, text)
         return {TopicPartition(t.topic, t.partition): t.position for t in plan.targets}
     found: dict[TopicPartition, int] = {}
     try:
@@ -639,7 +641,7 @@ def read_plan(path: str | Path) -> PositionPlan:
     Raises:
         ConfigurationError: The file cannot be read, or is no plan.
     """
-    return PositionPlan.from_bytes(_read(Path(path)))
+    return _plan_of(Path(path), _read(Path(path)))
 
 
 def write_plan(path: Path, plan: PositionPlan) -> None:
@@ -707,9 +709,26 @@ def _remove(file: Path, *, is_kept: bool) -> None:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            found = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
-        raise _bad_file(path, str(error)) from error
+        raise _unreadable(path, error.strerror or str(error)) from error
+    if len(found) > FILE_BYTES_MAX:
+        raise _unreadable(path, f"it is larger than {FILE_BYTES_MAX} bytes")
+    return found
+
+
+def _plan_of(path: Path, content: bytes) -> PositionPlan:
+    try:
+        return PositionPlan.from_bytes(content)
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"{str(path)!r} cannot be used: {error}", setting="plan"
+        ) from error
+
+
+def _unreadable(path: Path, why: str) -> ConfigurationError:
+    return ConfigurationError(f"{str(path)!r} cannot be read: {why}", setting="offsets")
 
 
 def _bad_file(path: Path, why: str) -> ConfigurationError:

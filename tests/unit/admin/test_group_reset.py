@@ -15,6 +15,7 @@ from positionkit import (
     written,
 )
 
+from kafka_marshal.admin import group_reset
 from kafka_marshal.admin.finishing import ResetResult
 from kafka_marshal.admin.group_reset import (
     Facts,
@@ -285,20 +286,35 @@ def test_positions_are_read_from_csv_and_plans(cluster, tmp_path):
         (b"t,0,-1", "line 1"),
         (b"t,0,1\nt,0,2", "names t-0 again"),
         (b"\n", "no positions"),
-        (b"t,0,\xff", "cannot be used"),
+        (b"t,0,\xff", "decode"),
         (b"{}", "not a plan"),
     ],
 )
 def test_a_file_without_positions_is_refused(tmp_path, text, why):
     path = tmp_path / "positions"
     path.write_bytes(text)
-    with pytest.raises(ConfigurationError, match=why):
+    with pytest.raises(ConfigurationError, match=f"positions.* cannot be used.*{why}"):
         read_positions(path)
 
 
-def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="cannot be used"):
-        read_positions(tmp_path / "missing")
+@pytest.mark.parametrize("read", [read_plan, read_positions])
+def test_a_missing_file_is_refused(tmp_path, read):
+    wrong = "missing' cannot be read: No such file"
+    with pytest.raises(ConfigurationError, match=wrong):
+        read(tmp_path / "missing")
+
+
+def test_an_invalid_plan_is_refused_with_its_path(tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text("{}", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=r"plan\.json' cannot be used.* not a"):
+        read_plan(path)
+
+
+def test_an_endless_file_is_refused(monkeypatch):
+    monkeypatch.setattr(group_reset, "FILE_BYTES_MAX", 1_000)
+    with pytest.raises(ConfigurationError, match="larger than 1000 bytes"):
+        read_plan("/dev/zero")
 
 
 # --- rules by name, and results

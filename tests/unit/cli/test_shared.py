@@ -273,7 +273,7 @@ def test_an_answer_is_a_table_json_or_json_lines():
     whole = json.loads(run(body, "-o", "json").stdout)
     assert whole == {"schema": 1, "as_of": {"time_ms": 1, "offsets": {}}, "rows": [ROW]}
     (line,) = run(body, "-o", "jsonl").stdout.splitlines()
-    assert json.loads(line)["kind"] == "rows"
+    assert json.loads(line)["section"] == "rows"
     assert "\x1b" not in line
 
 

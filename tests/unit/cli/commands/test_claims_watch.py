@@ -100,9 +100,9 @@ def test_json_lines_have_claims_and_then_changes(story, watching):
         "-o", "jsonl", "--count", "1", then=[lambda: story.write(release(epoch, 9))]
     )
     held, released = map(json.loads, outcome.stdout.splitlines())
-    assert (held["kind"], held["owner"]["client_id"]) == ("claims", "c1")
+    assert (held["section"], held["owner"]["client_id"]) == ("claims", "c1")
     assert (held["log_end_offset"], held["lag"]) == (9, None)
-    assert released["kind"] == "change"
+    assert released["section"] == "changes"
     assert released["schema"] == held["schema"] == 1
     assert released["as_of"]["offsets"] == {"0": 3}
     assert released["as_of"]["time_ms"]

@@ -202,6 +202,9 @@ def test_verify_since_a_moment_begins_at_the_newest_checkpoint_before_it(past):
     outcome = invoke(*command, "5")
     assert outcome.exit_code == 2
     assert "--since is 5, and each coordinating partition" in outcome.stderr
+    outcome = invoke(*command, "0:99999999")
+    assert outcome.exit_code == 2
+    assert "offset 99999999 is not written yet" in outcome.stderr
 
 
 def test_verify_without_log_start_and_checkpoint_is_unknown(past):
