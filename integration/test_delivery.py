@@ -18,13 +18,12 @@ from slowness import Slowness
 from waiting import eventually, read_out, subscribed, wall_ms
 
 from kafka_marshal import Delivery, TopicPartition
-from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
 from kafka_marshal.protocol.records import BatchHeartbeat, ClaimingMessages, Heartbeat
 from kafka_marshal.protocol.types import Key
 
-BATCH = 40
+BATCH, GRANTED = 40, 4
 # What a crash may lose of a partition at most once.
-AT_RISK = DEPTH_MAX_DEFAULT * BATCH
+AT_RISK = GRANTED * BATCH
 KINDS = pytest.mark.parametrize("delivery", ["alo", "amo"])
 # Jitter and a few round trips, on a machine that is not busy.
 SLACK_MS = 1_500
@@ -115,6 +114,7 @@ class Team:
             topics=[self.topic],
             delivery=delivery,
             max_poll_records=BATCH,
+            max_granted_batches=GRANTED,
             **settings,
         )
         (home / delivery).mkdir()

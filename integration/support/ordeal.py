@@ -21,11 +21,11 @@ from waiting import eventually, wall_ms
 
 from kafka_marshal import Delivery
 from kafka_marshal import TopicPartition as Place
-from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
 from kafka_marshal.protocol.lease import Lease
 
 BATCH = 40
-AT_RISK = DEPTH_MAX_DEFAULT * BATCH
+GRANTED = 64
+AT_RISK = GRANTED * BATCH
 DELIVERIES = ("alo", "amo")
 TEAM = {"w1": "fast", "w2": "kafka-python"}
 WORK_MS = 120_000
@@ -139,7 +139,7 @@ class Ordeal:
                 "topics": [self.domain.data_topic(partitions)],
                 "delivery": delivery,
                 "max_poll_records": BATCH,
-                "max_granted_batches": DEPTH_MAX_DEFAULT,
+                "max_granted_batches": GRANTED,
                 "handle_ms": 1,
                 "notes": True,
             }
