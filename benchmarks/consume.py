@@ -104,7 +104,7 @@ class Load:
 
 LOADS = (
     Load(stored=2_000_000, python=800_000, bare=200_000, value_bytes=1_000),
-    Load(stored=4_000_000, python=2_000_000, bare=300_000, value_bytes=100),
+    Load(stored=8_000_000, python=8_000_000, bare=300_000, value_bytes=100),
     Load(
         stored=3_000_000,
         python=1_500_000,

@@ -1,7 +1,7 @@
 """The command ``marshal-probe live|ready|started``: a health check of a local sidecar.
 
-For probes that run as a command every few seconds. The module imports little of the
-standard library, because the command ``marshal`` takes a second of CPU to start.
+For probes that run as a command every few seconds: the module imports little of the
+standard library, so each costs a fraction of what the command ``marshal`` does.
 """
 
 import os
