@@ -19,8 +19,8 @@ from kafka_marshal.protocol.types import Key, OffsetRange, Owner, Token
 
 REQUESTS_IN_FLIGHT_MAX = 64
 # Upper bound of the batches that a crash may lose with fast handlers. Fewer are used if
-# they are enough to hide a round trip and to fill WORK_PER_ROUND_US: only an application
-# that takes more than a hundred thousand records of a partition in this time needs all.
+# they are enough to hide a round trip and to fill WORK_PER_ROUND_US; all, only if an
+# application takes a hundred thousand records of a partition in this time.
 DEPTH_MAX_DEFAULT = 256
 # A batch is requested ahead only if that saves more than 1/20 of the time.
 GAIN_MIN = 20
