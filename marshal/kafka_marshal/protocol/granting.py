@@ -304,7 +304,8 @@ class AtMostOnce:
         its own request. A request that overtook an earlier one would then skip the
         earlier one's range for ever, so only one may be in flight.
         """
-        return len(self._requests) < (depth if self.is_anchored else 1)
+        most = min(depth, REQUESTS_IN_FLIGHT_MAX) if self.is_anchored else 1
+        return len(self._requests) < most
 
     # --- requesting
 

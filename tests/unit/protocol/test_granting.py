@@ -90,7 +90,9 @@ def test_requests_do_not_overlap(bench):
 
 def test_the_number_of_requests_in_flight_is_limited(bench):
     for last in range(REQUESTS_IN_FLIGHT_MAX):
+        assert bench.it.may_request(1_000)
         bench.request(last)
+    assert not bench.it.may_request(1_000)
     with pytest.raises(InvalidTransition):
         bench.request(REQUESTS_IN_FLIGHT_MAX)
 
