@@ -18,13 +18,7 @@ from kafka_marshal.engine.config_check import (
     require_newest,
     require_no_change,
 )
-from kafka_marshal.errors import (
-    ClaimRejected,
-    ConfigurationError,
-    LogUnwritable,
-    MalformedRecord,
-)
-from kafka_marshal.protocol.codec import encode
+from kafka_marshal.errors import ClaimRejected, ConfigurationError, LogUnwritable
 from kafka_marshal.protocol.placement import by_partition
 from kafka_marshal.protocol.records import LIMIT_DEFAULTS, SUPPORTED_LEVEL, Config
 from kafka_marshal.protocol.state import WorldState, is_forgettable
@@ -121,13 +115,6 @@ def plan_alter(
             era=max(first.era + 1, era),
             tags=tags,
         )
-    try:
-        encode(wanted)
-    except MalformedRecord as error:
-        raise ConfigurationError(
-            f"a limit is out of its bounds: {error}; see docs/PROTOCOL.md, 3.6",
-            setting="limits",
-        ) from error
     own = [states[t] for t in range(first.partition_count)]
     return AlterPlan(
         config=wanted,

@@ -94,7 +94,8 @@ def check_limits(limits: Mapping[str, int]) -> None:
                 msgspec.convert(to_whole(name, value), type=types[name])
         except msgspec.ValidationError as error:
             raise ConfigurationError(
-                f"limit {name} cannot be {value}: {error}", setting="limits"
+                f"limit {name} cannot be {value}: {error}; see docs/PROTOCOL.md, 3.6",
+                setting="limits",
             ) from error
 
 

@@ -117,7 +117,7 @@ def test_a_config_that_another_admin_wrote_first_is_an_error():
     [
         (100, {}, "must be 200 to"),
         (None, {"kees": 1}, "unknown limit 'kees'"),
-        (None, {"keys": 0}, "out of its bounds"),
+        (None, {"keys": 0}, "limit keys cannot be 0"),
     ],
     ids=str,
 )

@@ -271,7 +271,7 @@ def test_document_and_lines_carry_schema_and_as_of():
     assert list(whole)[:3] == ["schema", "as_of", "group_id"]
     assert whole["claims"] == list(SECTION.rows)
     reported = lines(ANSWER)
-    assert [line["kind"] for line in reported] == ["facts", "claims", "claims"]
+    assert [line["section"] for line in reported] == ["facts", "claims", "claims"]
     assert all(line["schema"] == 1 for line in reported)
     assert all(line["as_of"]["offsets"] == {"0": 7} for line in reported)
 

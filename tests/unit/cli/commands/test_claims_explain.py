@@ -159,9 +159,10 @@ def test_a_claim_that_was_taken_over_names_the_next_owner(log):
     assert "taken_over (by c3)" in output
 
 
-def test_lines_of_json_have_the_kind_of_each_row(log):
+def test_lines_of_json_name_the_section_of_each_row(log):
     lines = invoke("history", "g", "t:0", "-o", "jsonl").stdout.splitlines()
-    assert [json.loads(line)["kind"] for line in lines] == ["facts", "claims", "claims"]
+    found = [json.loads(line)["section"] for line in lines]
+    assert found == ["facts", "claims", "claims"]
 
 
 @pytest.mark.parametrize(
