@@ -66,7 +66,7 @@ def test_claims_watch_prints_a_line_for_each_change(cli, unique):
         watch.wait_lines(6)
         assert watch.end(signal.SIGINT) == 130, watch.stderr
         held, *lines = watch.records()
-    assert (held["kind"], held["owner"]["client_id"]) == ("claims", "anchor")
+    assert (held["section"], held["owner"]["client_id"]) == ("claims", "anchor")
     assert lines.pop(0)["change"] == "released"
     assert [line["change"] for line in lines] == [
         "claimed",
