@@ -16,6 +16,7 @@ from waiting import eventually, poll_all, wall_ms
 from kafka_marshal import (
     ConfigurationError,
     Delivery,
+    Losses,
     TopicPartition,
 )
 from kafka_marshal.closing import in_background
@@ -252,6 +253,15 @@ def test_at_most_once_a_small_span_limit_loses_no_record(broker, unique):
             consumer = marshal.consumer(topic, delivery=Delivery.AT_MOST_ONCE)
             records = poll_all(consumer, 400)
     assert [record.offset for record in records] == list(range(400))
+
+
+def test_at_most_once_processed_records_are_not_listed_as_lost(domain, unique):
+    topic, group = domain.data_topic(2, records_each=100), unique("marks")
+    with domain.marshal(group, "w1") as marshal:
+        consumer = marshal.consumer(topic, delivery=Delivery.AT_MOST_ONCE)
+        poll_all(consumer, 200)
+    found = Losses.open(domain.servers, group_id=group, coordination_topic=domain.topic)
+    assert (found.lost, found.at_risk) == ((), ())
 
 
 def test_a_pause_waits_for_uncommitted_records(domain, unique):

@@ -820,6 +820,7 @@ class Consumer(Closing):
         self._is_stopped = True
         if self._output is not None:
             self._output.close()
+        self._subscription.is_closing = True
         if self._subscription.warming is not None:
             self._subscription.warming.close(0)
         if self._subscription.standby is not None:

@@ -1,10 +1,11 @@
 """Sends heartbeats, one record per coordinating partition (PROTOCOL 4.5)."""
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 
 from kafka_marshal.ports import FAR_MS
 from kafka_marshal.protocol.losses import (
-    MARKS_PER_BATCH_MAX,
+    BatchMark,
+    fitting,
     mark_to_tags,
     marks_to_tags,
 )
@@ -293,24 +294,25 @@ class Heartbeater:
                 epoch=holding.claim.epoch or 0,
                 position=position,
                 rewind=rewind,
-                tags=mark_to_tags(holding.mark),
+                tags=mark_to_tags(holding.mark, grantee=holding.marked_grantee),
             ),
             key=key,
         )
         return seq
 
 
-def _marks(held: list[Holding]) -> list[tuple[int, int]]:
-    """Return index and mark of at-most-once holdings, changed marks first.
+def _marks(held: list[Holding]) -> Sequence[BatchMark]:
+    """Return the marks of at-most-once holdings, changed marks first.
 
     A record has room for a limited number; the next heartbeat sends the rest.
     """
-    marks = []
-    for index, holding in enumerate(held):
-        mark = holding.mark
-        if mark is not None:
-            marks.append((mark == holding.sent_mark, index, mark, holding))
-    marks.sort(key=lambda each: each[:2])
-    for _, _, mark, holding in marks[:MARKS_PER_BATCH_MAX]:
-        holding.sent_mark = mark
-    return [(index, mark) for _, index, mark, _ in marks]
+    found = [
+        (index, holding.mark, holding.marked_grantee)
+        for index, holding in enumerate(held)
+        if holding.mark is not None
+    ]
+    found.sort(key=lambda each: held[each[0]].sent_mark == each[1])
+    sent = fitting(found)
+    for index, mark, _ in sent:
+        held[index].sent_mark = mark
+    return sent

@@ -278,6 +278,12 @@ class Holding:
         progress = self.progress
         return progress.done if isinstance(progress, AtMostOnce) else None
 
+    @property
+    def marked_grantee(self) -> bytes | None:
+        """The process that the mark is about, None if that is this one."""
+        progress = self.progress
+        return progress.reporter if isinstance(progress, AtMostOnce) else None
+
     def take_back(self) -> None:
         """Record that the application has finished all records of earlier polls.
 

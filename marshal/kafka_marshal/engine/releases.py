@@ -27,6 +27,7 @@ class _PendingRelease:
     reason: str
     successor: str | None
     mark: int | None = None
+    grantee: bytes | None = None
     due_ms: int = 0
 
 
@@ -80,6 +81,7 @@ class ReleaseRetrier:
             reason=text,
             successor=successor,
             mark=holding.mark,
+            grantee=holding.marked_grantee,
         )
         self._pending[claim.key] = pending
         self.send_due(self._context.now_ms)
@@ -145,7 +147,7 @@ class ReleaseRetrier:
                 position=pending.position,
                 successor=pending.successor,
                 reason=pending.reason,
-                tags=mark_to_tags(pending.mark),
+                tags=mark_to_tags(pending.mark, grantee=pending.grantee),
             ),
             key=key,
         )

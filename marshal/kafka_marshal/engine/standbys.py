@@ -109,7 +109,7 @@ class StandbyDuties:
             if duty.outcome.done():
                 del self._loading[key]
                 error = duty.outcome.exception()
-                if error is not None:
+                if error is not None and not duty.sub.is_closing:
                     fields = {"key": key, "error": error}
                     self._context.observe("standby_failed", fields)
 

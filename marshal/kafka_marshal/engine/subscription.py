@@ -105,6 +105,7 @@ class Subscription:
             if no client does.
         standby: The application that stands by for keys of other members, or None.
         standby_count: Announced number of standbys of a key (PROTOCOL 9.9).
+        is_closing: Whether calls of ``on_warm`` and ``on_standby`` are dropped.
         version: Grows whenever a holding of this subscription is added or removed.
         claimable_at_ms: Local time at which the next key may become claimable, as
             of the last view; at most one heartbeat interval after it.
@@ -135,6 +136,7 @@ class Subscription:
     expects_claim: bool = False
     warm_by: Callable[[OfferedKey], Pending[None]] | None = None
     standby: StandingBy | None = None
+    is_closing: bool = False
     version: int = 0
     claimable_at_ms: int = 0
     is_planned: bool = False

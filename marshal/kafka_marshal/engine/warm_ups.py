@@ -103,7 +103,8 @@ class WarmUps:
         if error is not None:
             task.is_failed = True
             task.stop_fetching()
-            self._context.observe("warm_failed", {"key": key, "error": error})
+            if not task.sub.is_closing:
+                self._context.observe("warm_failed", {"key": key, "error": error})
             return False
         took_ms = self._context.now_ms - task.begun_ms
         self._context.observe("warmed", {"key": key, "warm_ms": took_ms})

@@ -229,6 +229,7 @@ class AtMostOnce:
         grantee: The process that may use the grants.
         next_first: First offset that was not requested yet.
         done: Everything granted below this offset was handed out and processed.
+        reporter: The process that ``done`` is about, None if that is the grantee.
         is_anchored: Whether the log is known to have a position of the key.
         round_trip_us: Average time from request to verdict; 0 before the first.
         unused_count: Number of offsets granted and not handed out.
@@ -243,6 +244,7 @@ class AtMostOnce:
         "grantee",
         "is_anchored",
         "next_first",
+        "reporter",
         "round_trip_us",
         "unused_count",
     )
@@ -250,6 +252,7 @@ class AtMostOnce:
     def __init__(self, start: int, *, grantee: bytes) -> None:
         self.next_first = self.done = self._handed = start
         self.grantee = grantee
+        self.reporter: bytes | None = None
         self.is_anchored = False
         self.round_trip_us = self.unused_count = 0
         self._is_over = False

@@ -36,8 +36,11 @@ from kafka_marshal.protocol.state import (
 from kafka_marshal.protocol.types import OFFSET_MAX, Key, LogEntry, OffsetRange, Owner
 
 MARK = "done"
+GRANTEE = "of"
 # A pair of index and offset takes at most 12 bytes: 1 KiB of tags holds this many.
 MARKS_PER_BATCH_MAX = 84
+# With a pair of index and grantee it takes 33 bytes.
+DELEGATED_MARKS_MAX = 30
 
 LIVE = "live"
 STALE = "stale"
@@ -58,22 +61,42 @@ _ENCODER = msgspec.msgpack.Encoder()
 # --- marks, as owners write them
 
 
-def mark_to_tags(mark: int | None) -> bytes | UnsetType:
-    """Return tags with a mark: everything granted below it is processed."""
-    return UNSET if mark is None else _ENCODER.encode({MARK: mark})
+BatchMark = tuple[int, int, bytes | None]
+"""Index of a heartbeat in its record, its mark, the grantee if not the sender."""
 
 
-def marks_to_tags(marks: Sequence[tuple[int, int]]) -> bytes | UnsetType:
-    """Return the tags of a batch of heartbeats, as far as they fit.
+def mark_to_tags(
+    mark: int | None, *, grantee: bytes | None = None
+) -> bytes | UnsetType:
+    """Return tags with a mark: everything granted below it is processed.
 
     Args:
-        marks: Index of the heartbeat in its record, and the mark of its key. The first
-            ones are included; readers do not know the others.
+        mark: The mark, None without one.
+        grantee: The process to which it was granted, None for the sender.
     """
+    if mark is None:
+        return UNSET
+    return _ENCODER.encode(
+        {MARK: mark} if not grantee else {MARK: mark, GRANTEE: grantee}
+    )
+
+
+def fitting(marks: Sequence[BatchMark]) -> Sequence[BatchMark]:
+    """Return the first marks of a batch of heartbeats, as many as its tags hold."""
+    is_delegated = any(grantee for _, _, grantee in marks)
+    return marks[: DELEGATED_MARKS_MAX if is_delegated else MARKS_PER_BATCH_MAX]
+
+
+def marks_to_tags(marks: Sequence[BatchMark]) -> bytes | UnsetType:
+    """Return the tags of a batch of heartbeats; see ``fitting``."""
     if not marks:
         return UNSET
-    flat = [number for pair in marks[:MARKS_PER_BATCH_MAX] for number in pair]
-    return _ENCODER.encode({MARK: flat})
+    fields: dict[str, list[int | bytes]] = {
+        MARK: [number for index, mark, _ in marks for number in (index, mark)]
+    }
+    if grantees := [(index, grantee) for index, _, grantee in marks if grantee]:
+        fields[GRANTEE] = [each for pair in grantees for each in pair]
+    return _ENCODER.encode(fields)
 
 
 def marks_of(record: Record) -> dict[int, int]:
@@ -81,14 +104,25 @@ def marks_of(record: Record) -> dict[int, int]:
 
     Never raises: an unreadable mark counts as absent.
     """
+    return {i: mark for i, mark in _tagged(record, MARK) if _is_mark(mark)}
+
+
+def grantees_of(record: Record) -> dict[int, bytes]:
+    """Return the grantees of marks that are not about the sender, as ``marks_of``."""
+    found = _tagged(record, GRANTEE)
+    return {i: grantee for i, grantee in found if type(grantee) is bytes}
+
+
+def _tagged(record: Record, name: str) -> list[tuple[int, Any]]:
+    """Return the values of a tag, each with the index of its heartbeat."""
     tags = record.tags
     found = None if isinstance(tags, UnsetType) else decode_tags(tags)
-    value = (found or {}).get(MARK)
+    value = (found or {}).get(name)
     if isinstance(record, BatchHeartbeat):
         flat: Sequence[Any] = value if isinstance(value, list) else ()
         pairs = zip(flat[::2], flat[1::2], strict=False)
-        return {i: mark for i, mark in pairs if type(i) is int and _is_mark(mark)}
-    return {0: value} if value is not None and _is_mark(value) else {}
+        return [(i, each) for i, each in pairs if type(i) is int]
+    return [(0, value)]
 
 
 def _is_mark(value: object) -> bool:
@@ -166,6 +200,20 @@ class _Tenure:
         self.granted[grantee] = list(
             above(self.granted.get(grantee, ()), self.marks[grantee])
         )
+
+    def report(
+        self, record: Heartbeat | BatchHeartbeat | ReleasingPartition, index: int
+    ) -> None:
+        """Apply the mark of the owner, or of the grantee that it names."""
+        mark = marks_of(record).get(index)
+        if mark is not None:
+            self.mark(grantees_of(record).get(index, record.incarnation), mark)
+
+    @property
+    def latest_mark(self) -> int | None:
+        """The mark of the only grantee; of the owner, if there are several."""
+        who = [each for each in self.granted if self.granted[each]]
+        return self.marks.get(who[0] if len(who) == 1 else self.owner.incarnation)
 
 
 def above(ranges: Iterable[OffsetRange], mark: int) -> Iterable[OffsetRange]:
@@ -288,8 +336,7 @@ class LossBook:
                 tenure.at = at
             tenure.mark(record.grantee, marks_of(record).get(0))
         elif isinstance(record, Heartbeat | BatchHeartbeat):
-            number = index if isinstance(record, BatchHeartbeat) else 0
-            tenure.mark(record.incarnation, marks_of(record).get(number))
+            tenure.report(record, index if isinstance(record, BatchHeartbeat) else 0)
         elif isinstance(record, ForgettingPartition):
             if transition.outcome != ACCEPTED:
                 return []
@@ -301,7 +348,7 @@ class LossBook:
             del self._tenures[key]
             return self._loss(key, tenure, ending=RELEASED, at=at, reason=POSITION_SET)
         elif isinstance(record, ReleasingPartition):
-            tenure.mark(record.incarnation, marks_of(record).get(0))
+            tenure.report(record, 0)
             del self._tenures[key]
             reason = record.reason
             return self._loss(key, tenure, ending=RELEASED, at=at, reason=reason)
@@ -328,7 +375,7 @@ class LossBook:
                 owner=tenure.owner,
                 epoch=tenure.epoch,
                 ranges=tuple(ranges),
-                mark=tenure.marks.get(tenure.owner.incarnation),
+                mark=tenure.latest_mark,
                 ending=ending,
                 reason=reason,
                 winner=winner,

@@ -270,6 +270,7 @@ class Progress(Message, frozen=True, kw_only=True):
         uncommitted_count: Records handed out and not yet processed.
         handed: Records handed out under this claim.
         done: At most once: all granted offsets below are processed, else None.
+        grantee: The process to which these were granted, as in ``GrantRequest``.
         seek_count: Seeks under this claim. After a new seek the position may be lower
             than before; a report with a smaller count is outdated.
     """
@@ -281,6 +282,7 @@ class Progress(Message, frozen=True, kw_only=True):
     uncommitted_count: Number = 0
     handed: Number = 0
     done: Number | None = None
+    grantee: Hex16 | None = None
     seek_count: Number = 0
 
 
@@ -353,7 +355,7 @@ class Release(Message, frozen=True, kw_only=True):
         reason: Reason in one word, if the sidecar did not ask for the release
             (``stuck``: the application is stuck).
         detail: Figures that explain the reason.
-        done: As in ``Progress``.
+        done: As in ``Progress``, with ``grantee``.
     """
 
     topic: TopicName
@@ -363,6 +365,7 @@ class Release(Message, frozen=True, kw_only=True):
     reason: Word = "closed"
     detail: Words = ""
     done: Number | None = None
+    grantee: Hex16 | None = None
 
 
 Releases = Annotated[tuple[Release, ...], msgspec.Meta(max_length=PROGRESS_MAX)]

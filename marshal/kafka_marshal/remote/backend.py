@@ -466,7 +466,9 @@ class SidecarBackend:
         """Register again, and repeat subscriptions and wanted keys."""
         clock, address = self._context.ports.clock, self._connection.address
         since_ms = clock.now_ms()
-        registered = register(self._connection, info=self._info)
+        # The heartbeat interval, which bounds this client's, may have changed.
+        info = fetch_info(self._connection)
+        registered = register(self._connection, info=info)
         require_same_clock(registered.info, clock, since_ms=since_ms, address=address)
         if registered.info.cluster_id != self._info.cluster_id:
             raise ConfigurationError(

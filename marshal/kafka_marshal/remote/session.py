@@ -445,6 +445,7 @@ class RemoteSession(ClaimSession):
                 uncommitted_count=holding.uncommitted_count,
                 handed=holding.handed_count,
                 done=holding.mark,
+                grantee=_grantee_of(holding),
                 seek_count=holding.seek_count,
             )
             if everything or self._reported.get(key) != progress:
@@ -642,7 +643,13 @@ def _returned(holding: Holding, reason: str, detail: str = "") -> api.Release:
         reason=reason,
         detail=detail,
         done=holding.mark,
+        grantee=_grantee_of(holding),
     )
+
+
+def _grantee_of(holding: Holding) -> str | None:
+    progress = holding.progress
+    return progress.grantee.hex() if isinstance(progress, AtMostOnce) else None
 
 
 def _unused(assignment: api.Assignment) -> api.Release:

@@ -51,8 +51,9 @@ class DelegatedGrants(AtMostOnce):
             return
         self._take(granted)
 
-    def record_done(self, mark: int | None) -> None:
-        """Record that everything granted below a mark is done."""
+    def record_done(self, mark: int | None, *, grantee: bytes | None) -> None:
+        """Record that everything granted below a mark is done, and by whom."""
+        self.reporter = grantee or self.reporter
         if mark is not None and mark > self.done:
             self.done = mark
             self.skip_through(mark - 1)
@@ -153,7 +154,8 @@ class ClientLease:
             return  # sent before the last seek
         progress = self.holding.progress
         if isinstance(progress, DelegatedGrants):
-            progress.record_done(report.done)
+            grantee = report.grantee and bytes.fromhex(report.grantee)
+            progress.record_done(report.done, grantee=grantee or None)
         elif isinstance(progress, AtLeastOnce) and report.position is not None:
             progress.position = max(report.position, progress.position or 0)
         if isinstance(report, api.Progress):

@@ -236,6 +236,14 @@ def test_the_successor_takes_over_the_keys_of_a_dead_owner(cluster):
     cluster.run_until(lambda: len(b.held) == 2, 5 * H)
 
 
+def test_a_call_of_on_warm_that_a_close_drops_is_not_reported(cluster):
+    _, b = joined(cluster, Warm())
+    cluster.run_until(warming(cluster, b), 3 * H)
+    b.consumer.close(timeout_ms=0)
+    cluster.run(H)
+    assert not b.observer.named("warm_failed")
+
+
 def test_a_failed_warm_up_leaves_the_key_with_its_owner(cluster):
     warm = Warm(ValueError("no disk"))
     a, b = joined(cluster, warm, is_held=False)

@@ -180,6 +180,18 @@ def test_a_failing_on_standby_is_reported_and_keys_are_claimed(cluster):
     assert len(b.held) == 2
 
 
+def test_calls_of_on_standby_that_a_close_drops_are_not_reported(cluster):
+    a = cluster.node("a", spec=spec())
+    cluster.run_until(lambda: len(a.held) == 4, 9 * H)
+    b = cluster.node("b")
+    b.standing_by.is_held = True
+    b.consume(standing(Application()))
+    cluster.run_until(lambda: b.standing_by.waiting_count, 2 * H)
+    b.consumer.close(timeout_ms=0)
+    cluster.run(H)
+    assert not b.observer.named("standby_failed")
+
+
 def test_few_keys_are_loaded_at_a_time(cluster, monkeypatch):
     monkeypatch.setattr(standbys, "LOADING_MAX", 1)
     a = cluster.node("a", spec=spec())

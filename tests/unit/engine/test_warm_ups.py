@@ -8,6 +8,7 @@ from enginekit import KEY
 
 from kafka_marshal.engine.holding import OfferedKey
 from kafka_marshal.engine.warm_ups import WarmUps
+from kafka_marshal.errors import InvalidTransition
 
 
 @attrs.define
@@ -28,6 +29,7 @@ class Sub:
     outcome: Future | None
     warm_fetcher: None = None
     expects_claim: bool = False
+    is_closing: bool = False
 
     def warm_up(self, offered):
         del offered
@@ -74,6 +76,14 @@ def test_a_failed_warm_up_is_never_ready(warm_ups):
     assert not warm_ups._is_ready(task)
     assert not sub.expects_claim
     assert names(warm_ups) == ["warming", "warm_failed"]
+
+
+def test_a_warm_up_that_the_close_of_its_consumer_drops_is_not_reported(warm_ups):
+    sub = Sub(Future(), is_closing=True)
+    task = begun(warm_ups, sub)
+    sub.outcome.set_exception(InvalidTransition("closed"))
+    assert not warm_ups._is_ready(task)
+    assert names(warm_ups) == ["warming"]
 
 
 def test_a_later_offer_replaces_the_earlier_one(warm_ups):

@@ -25,9 +25,12 @@ from msgspec import UNSET
 
 from kafka_marshal.protocol.codec import decode_tags, encode
 from kafka_marshal.protocol.losses import (
+    DELEGATED_MARKS_MAX,
     MARKS_PER_BATCH_MAX,
     LossBook,
     above,
+    fitting,
+    grantees_of,
     mark_to_tags,
     marks_of,
     marks_to_tags,
@@ -81,6 +84,10 @@ def marked(record, mark):
     return msgspec.structs.replace(record, tags=mark_to_tags(mark))
 
 
+def batch_tags(*marks):
+    return marks_to_tags(fitting([(*pair, None) for pair in marks]))
+
+
 def ranges(losses):
     return [pairs(loss.ranges) for loss in losses]
 
@@ -114,18 +121,37 @@ def test_without_a_mark_there_are_no_tags():
 
 def test_a_batch_has_the_marks_of_some_of_its_heartbeats():
     record = batch((1, None), (2, None), (3, None))
-    record = msgspec.structs.replace(record, tags=marks_to_tags([(2, 7), (0, 9)]))
+    record = msgspec.structs.replace(record, tags=batch_tags((2, 7), (0, 9)))
     assert marks_of(record) == {2: 7, 0: 9}
 
 
 def test_a_batch_has_as_many_marks_as_fit():
     marks = [(index + 900, OFFSET_MAX) for index in range(200)]
-    tags = marks_to_tags(marks)
+    tags = batch_tags(*marks)
     assert len(tags) <= 1024
     beats = tuple((epoch, None) for epoch in range(1_000))
     record = msgspec.structs.replace(batch(*beats), tags=tags)
     assert encode(record)
     assert marks_of(record) == dict(marks[:MARKS_PER_BATCH_MAX])
+
+
+def test_a_batch_has_as_many_marks_with_grantees_as_fit():
+    marks = [(index + 900, OFFSET_MAX, ME) for index in range(200)]
+    tags = marks_to_tags(fitting(marks))
+    assert len(tags) <= 1024
+    beats = tuple((epoch, None) for epoch in range(1_000))
+    record = msgspec.structs.replace(batch(*beats), tags=tags)
+    assert encode(record)
+    sent = marks[:DELEGATED_MARKS_MAX]
+    assert marks_of(record) == {index: mark for index, mark, _ in sent}
+    assert grantees_of(record) == {index: ME for index, _, _ in sent}
+
+
+@pytest.mark.parametrize("value", [None, 1, "text", [[1], ME], [0, 7, 1]])
+def test_an_unreadable_grantee_counts_as_absent(value):
+    tags = msgspec.msgpack.encode({"done": 7, "of": value})
+    assert grantees_of(msgspec.structs.replace(beat(1), tags=tags)) == {}
+    assert grantees_of(msgspec.structs.replace(batch((1, None)), tags=tags)) == {}
 
 
 @pytest.mark.parametrize(
@@ -152,7 +178,7 @@ def test_an_unreadable_mark_counts_as_absent(value):
 
 def test_marks_are_the_done_entry_of_the_tags():
     assert decode_tags(mark_to_tags(7)) == {"done": 7}
-    assert decode_tags(marks_to_tags([(0, 7)])) == {"done": [0, 7]}
+    assert decode_tags(batch_tags((0, 7))) == {"done": [0, 7]}
 
 
 @pytest.mark.parametrize(
@@ -242,7 +268,7 @@ def test_beats_move_the_mark(bench):
     bench.beat(3)
     assert ranges(bench.open_ones()) == [((3, 9),), ((5, 6),)]
     beats = batch((bench.epochs[KEY], None), (bench.epochs[U], None))
-    tags = marks_to_tags([(1, 6)])
+    tags = batch_tags((1, 6))
     bench.send(msgspec.structs.replace(beats, tags=tags))
     assert ranges(bench.open_ones()) == [((3, 9),), ((6, 6),)]
 
@@ -279,6 +305,26 @@ def test_a_mark_counts_only_for_the_grants_of_its_process(bench):
     bench.grant(10, 11, grantee="task")
     bench.beat(10)
     assert ranges(bench.open_ones()) == [((0, 4), (10, 11))]
+
+
+def test_a_mark_of_the_owner_may_be_about_another_grantee(bench):
+    """A sidecar reports the progress of its clients."""
+    bench.claim()
+    bench.claim(key=U)
+    client = ident("client")
+    bench.grant(0, 4, grantee="client")
+    bench.grant(5, 9)
+    bench.grant(0, 6, key=U, grantee="client")
+    beats = batch((bench.epochs[KEY], None), (bench.epochs[U], None))
+    tags = marks_to_tags([(1, 6, client), (0, 9, None)])
+    bench.send(msgspec.structs.replace(beats, tags=tags))
+    (first, second) = bench.open_ones()
+    assert ranges([first, second]) == [((0, 4), (9, 9)), ((6, 6),)]
+    assert (first.mark, second.mark) == (9, 6)
+    done = release(bench.epochs[KEY])
+    done = msgspec.structs.replace(done, tags=mark_to_tags(10, grantee=client))
+    bench.send(done)
+    assert ranges(bench.found) == [((9, 9),)]
 
 
 def test_grants_of_a_claim_that_was_not_read_are_not_counted(bench):

@@ -262,7 +262,7 @@ def test_a_client_registers_and_subscribes_again_at_a_restarted_sidecar(linked):
     linked.sidecar.answers["PUT", "c"] = [
         (503, failure("CoordinationError", retriable=True))
     ]
-    linked.sidecar.info_rest = {"span": 7, "heartbeat_interval_ms": 2 * H}
+    linked.sidecar.info_rest = {"span": 7, "heartbeat_interval_ms": H // 10}
     linked.restart()
     linked.stream.push(linked.snapshot(linked.assigned(epoch=9)))
     session = linked.link.session
@@ -270,11 +270,11 @@ def test_a_client_registers_and_subscribes_again_at_a_restarted_sidecar(linked):
     with pytest.raises(ClaimLost, match="sidecar_restarted"):
         consumer.poll()
     assert handed(consumer) == [0, 1, 2, 3]
-    registrations = linked.sidecar.named("PUT", "/clients/c")
-    assert {each["instance"] for each in registrations} == {INSTANCE}
+    *_, registered = linked.sidecar.named("PUT", "/clients/c")
+    assert registered == {"instance": INSTANCE, "beat_ms": H // 60, "pid": None}
     assert len(linked.sidecar.named("PUT", linked.name)) == 2
     context = linked.link.engine.context  # as the sidecar says now
-    assert (context.span, context.heartbeat_interval_ms) == (7, 2 * H)
+    assert (context.span, context.heartbeat_interval_ms) == (7, H // 10)
 
 
 def test_an_unchanged_claim_continues_after_a_sidecar_restart(linked):

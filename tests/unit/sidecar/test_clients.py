@@ -110,7 +110,10 @@ def test_granted_offsets_that_are_not_done_are_lost():
     given.record_progress(progress(done=7))
     given.record_progress(progress(done=5))
     given.record_progress(progress())
-    assert held.mark == 7
+    assert (held.mark, held.marked_grantee) == (7, None)
+    given.record_progress(progress(done=7, grantee="ab" * 16))
+    given.record_progress(progress(done=7))  # of an earlier release
+    assert held.marked_grantee == b"\xab" * 16
     assert held.uncommitted_count == 6
     reclaim(held, is_settled=False)
     assert [(g.first, g.last) for g in held.progress.discard()] == [(7, 12)]
