@@ -1,11 +1,19 @@
 """Members of one group on different transports: each takes over from the other."""
 
+from contextlib import ExitStack
+from itertools import product
+
 import pytest
 from domain import opened
 from fleet import Fleet
 from waiting import eventually, read_out
 
-from kafka_marshal import World
+from kafka_marshal import TopicPartition, World
+from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.transport import open_data_log
+
+TRANSPORTS = ("fast", "kafka-python")
+WAIT_MS = 60_000
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +40,24 @@ def test_members_on_different_transports_take_over_from_each_other(
         domain.wait_owned(group, topic, by={"fast-2"})
         eventually(lambda: not fleet.journal.lost(domain.of(topic)), "all is handled")
         again.ask_to_end()
+
+
+@pytest.mark.parametrize(("writer", "reader"), [*product(TRANSPORTS, repeat=2)])
+def test_progress_of_a_transaction_is_read_over_either_transport(
+    domain, unique, writer, reader
+):
+    """Otherwise the next owner would write the same output again."""
+    place, name = TopicPartition(domain.data_topic(1), 0), unique("copy")
+    found = []
+    for transport in (writer, reader):
+        log = open_data_log(ConnectionConfig(domain.servers, transport=transport))
+        with ExitStack() as cleanup:
+            cleanup.callback(log.close, WAIT_MS)
+            output = log.transactions(name, group_id=name, timeout_ms=WAIT_MS)
+            cleanup.callback(output.close)
+            found.append(output.progress(place, timeout_ms=WAIT_MS))
+            output.write([], partition=place, position=7, metadata="mark")
+    assert found == [None, (7, "mark")]
 
 
 def test_both_transports_read_the_same_state(domain, unique):

@@ -291,7 +291,7 @@ def require_allowed(plan: PositionPlan, known: Mapping[Key, KeyState]) -> None:
         state = known.get(key)
         if plan.undoes is not None:
             _require_undoable(plan, state, target)
-        if state is None or plan.allows_reprocess:
+        if state is None or plan.allows_reprocess or _is_of_another(state, target):
             continue
         if state.repeats_from(target.position):
             raise ClaimRejected(
@@ -300,6 +300,13 @@ def require_allowed(plan: PositionPlan, known: Mapping[Key, KeyState]) -> None:
                 "again; nothing is set; allow_reprocess=True allows that",
                 reason="reprocess",
             )
+
+
+def _is_of_another(known: KeyState, target: Target) -> bool:
+    """Return whether a key has the state of an earlier topic with this name."""
+    return None not in {target.id_bytes, known.topic_id} and (
+        target.id_bytes != known.topic_id
+    )
 
 
 def _require_undoable(
@@ -520,10 +527,7 @@ class SetPosition:
 
     def _is_missing(self, partition: int, target: Target) -> bool:
         known = self._world(partition).keys.get(self._plan.key(target))
-        if known is None:
-            return True
-        names_topic = None not in {target.id_bytes, known.topic_id}
-        return names_topic and target.id_bytes != known.topic_id
+        return known is None or _is_of_another(known, target)
 
     def _claim(self, partition: int, target: Target) -> ClaimingPartition:
         known = self._world(partition).keys.get(self._plan.key(target))

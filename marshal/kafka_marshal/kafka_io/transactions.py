@@ -83,6 +83,8 @@ _POSITIVE = 0x7FFFFFFF
 _SEQUENCES = 1 << 31
 _FORMAT = 2
 _UNKNOWN = -1
+# Ends metadata of a position: confluent-kafka writes it, and reads beyond text without.
+_END_OF_METADATA = "\0"
 
 
 class _Producer(NamedTuple):
@@ -169,9 +171,8 @@ class KafkaTransactions(Closing):
                 for each in topic.partitions:
                     _check(each.error_code)
                     if each.committed_offset >= 0:
-                        return SourceProgress(
-                            each.committed_offset, each.metadata or ""
-                        )
+                        metadata = (each.metadata or "").rstrip(_END_OF_METADATA)
+                        return SourceProgress(each.committed_offset, metadata)
             return None
 
         return self._send(
@@ -301,7 +302,7 @@ class KafkaTransactions(Closing):
                 partition_index=partition.partition,
                 committed_offset=progress.position,
                 committed_leader_epoch=_UNKNOWN,
-                committed_metadata=progress.metadata,
+                committed_metadata=progress.metadata + _END_OF_METADATA,
             )
             return TxnOffsetCommitRequest(
                 transactional_id=self._id,

@@ -251,6 +251,8 @@ class _Group:
         self, world: World, group_id: str, partition_counts: Mapping[str, int]
     ) -> None:
         self._group_id = group_id
+        self._world = world
+        self._scoped = [state for state in world.partitions if state.scopes]
         self._interval_ms = world.config().heartbeat_interval_ms
         live = _live_members(world, group_id)
         views = _member_views(world, group_id, live.values())
@@ -265,26 +267,38 @@ class _Group:
         self.moves: list[SimulatedMove] = []
         self.waves = 0
         self.is_settled = False
-        self._read(world, partition_counts)
+        self._counts = dict(partition_counts)
+        self._read()
 
-    def _read(self, world: World, partition_counts: Mapping[str, int]) -> None:
-        counts = dict(partition_counts)
+    def _read(self) -> None:
         known: dict[TopicPartition, tuple[WorldState, KeyState]] = {}
-        for key, state in world.standing().items():
+        for key, state in self._world.standing().items():
             if key.group_id == self._group_id and key.topic not in RESERVED_TOPICS:
                 known[key.topic_partition] = state, state.keys[key]
-        counts |= guessed_counts(
-            place for place in known if place.topic not in partition_counts
+        self._counts |= guessed_counts(
+            place for place in known if place.topic not in self._counts
         )
-        for topic in sorted(counts):
-            for number in range(counts[topic]):
+        for topic in sorted(self._counts):
+            for number in range(self._counts[topic]):
                 place = TopicPartition(topic, number)
+                if self._is_paused(place):
+                    continue
                 self.owners[place] = None
                 if place in known:
-                    self._read_key(world, place, *known[place])
+                    self._read_key(place, *known[place])
+
+    def _is_paused(self, place: TopicPartition) -> bool:
+        """Return whether a pause of some topics has a key: it counts in no share."""
+        key, elapsed_ms = Key(self._group_id, *place), self._world.elapsed_ms
+        return any(
+            state.is_paused_by_scope(
+                key, state.append_time_ms + elapsed_ms(state.partition)
+            )
+            for state in self._scoped
+        )
 
     def _read_key(
-        self, world: World, place: TopicPartition, state: WorldState, known: KeyState
+        self, place: TopicPartition, state: WorldState, known: KeyState
     ) -> None:
         note = state.soft.notes.get(Key(self._group_id, *place))
         if known.owner is None:
@@ -292,7 +306,7 @@ class _Group:
                 self._last[place] = note.client_id
             return
         name = known.owner.client_id
-        if world.estimated_freshness(state, known) is Freshness.STALE:
+        if self._world.estimated_freshness(state, known) is Freshness.STALE:
             self._last[place] = name
             return
         self.owners[place] = name
@@ -311,7 +325,7 @@ class _Group:
                 continue  # named twice
             self._require(name, "drain")
             self._remove(name, gap_ms=None)
-        topics = frozenset(place.topic for place in self.owners)
+        topics = frozenset(self._counts)
         for each in changes.add:
             if each.name in self.terms:
                 raise ConfigurationError(
@@ -328,7 +342,7 @@ class _Group:
             self.terms[name] = msgspec.structs.replace(
                 self.terms[name], claims_max=limit
             )
-        self._resize(changes.partitions, topics)
+        self._resize(changes.partitions)
 
     def _require(self, name: str, setting: str) -> None:
         if name not in self.terms:
@@ -357,15 +371,15 @@ class _Group:
             if owner == name:
                 self._free(place, gap_ms=gap_ms)
 
-    def _resize(self, partitions: Mapping[str, int], topics: frozenset[str]) -> None:
+    def _resize(self, partitions: Mapping[str, int]) -> None:
         for topic, count in partitions.items():
-            if topic not in topics:
+            now = self._counts.get(topic, 0)
+            if not now:
                 raise ConfigurationError(
                     f"group {self._group_id} does not consume topic {topic}; see: "
                     f"marshal groups describe {self._group_id}",
                     setting="partitions",
                 )
-            now = sum(place.topic == topic for place in self.owners)
             if count < now:
                 raise ConfigurationError(
                     f"topic {topic} has {now} partitions, and Kafka cannot reduce that "
@@ -378,8 +392,8 @@ class _Group:
                     f"name {GROWN_MAX} at most",
                     setting="partitions",
                 )
-            for number in range(now, count):
-                self.owners[TopicPartition(topic, number)] = None
+            added = (TopicPartition(topic, number) for number in range(now, count))
+            self.owners |= {each: None for each in added if not self._is_paused(each)}
         self.owners = dict(sorted(self.owners.items()))
 
     # --- waves

@@ -209,6 +209,17 @@ def test_an_at_most_once_group_goes_back_only_if_that_is_allowed():
     assert {(k.position, k.granted) for k in keys} == {(NEW, NEW)}
 
 
+def test_records_of_a_topic_created_again_are_not_granted_again():
+    cluster = written(granted_to=OLD)
+    one = operation(cluster, wanted=plan(OLD + 1, topic_id="ab" * 16))
+    assert one.run(TIMEOUT_MS, drain_ms=TIMEOUT_MS).outcome == COMMITTED
+    newer = plan(op="1f" * 16, topic_id="cd" * 16)
+    other = operation(cluster, "two", wanted=newer)
+    assert other.run(TIMEOUT_MS, drain_ms=TIMEOUT_MS).outcome == COMMITTED
+    keys = [fold(cluster, place_of(p)).keys[key(p)] for p in range(KEYS)]
+    assert {(k.position, k.granted) for k in keys} == {(NEW, None)}
+
+
 def test_an_at_most_once_group_may_always_go_forward():
     cluster = written(granted_to=OLD)
     one = operation(cluster, wanted=plan(OLD + 1))

@@ -217,6 +217,7 @@ def test_records_and_position_are_written_in_one_transaction(broker):
         write(some, metadata="mark")
         assert broker.asked[-3:] == STEPS[-3:], "the position alone"
         assert some.progress(T0, timeout_ms=1_000) == (2, "mark")
+        assert broker.kept == (2, "mark\0"), "as confluent-kafka writes it"
     assert broker.sequences == {("out", 0): [0, 2]}
     assert "EndTxn abort" not in broker.asked
 

@@ -4,7 +4,18 @@ from collections import Counter
 
 import msgspec
 import pytest
-from logkit import START_MS, H, Log, claim, direct, member, pause, release, settings
+from logkit import (
+    START_MS,
+    H,
+    Log,
+    claim,
+    direct,
+    member,
+    pause,
+    release,
+    schedule,
+    settings,
+)
 
 from kafka_marshal import Key, TopicPartition, World
 from kafka_marshal.errors import ConfigurationError
@@ -181,6 +192,30 @@ def test_paused_or_reserved_keys_are_not_uncovered():
     log.append(pause(START_MS + 9 * H))
     later = World([log.state], {0: H})
     assert uncovered_now(later, "g", partition_counts={"t": 2}) == ()
+
+
+@pytest.mark.parametrize("begin", [0, START_MS + H], ids=["lasting", "due"])
+@pytest.mark.parametrize("policy", ["fair", "planner"])
+def test_partitions_in_a_pause_of_some_topics_count_in_no_share(policy, begin):
+    log = Log(level=2)
+    log.append(settings(policy=policy))
+    for name in "ab":
+        log.append(announced(name, topics=("t", "u")))
+    for number, owner in enumerate("aabbb"):
+        log.claimed(owner, key=Key("g", "t", number))
+    scope = {"t": (2, 3, 4), "u": ()}
+    log.append(schedule(begin, START_MS + 9 * H, scope=scope))
+    found = simulate(
+        World([log.state], {0: H}),
+        "g",
+        changes=Changes(partitions={"t": 6, "u": 2}),
+        partition_counts={"t": 5, "u": 1},
+    )
+    # Of the partitions that are not paused, a new one is free, and b holds none.
+    assert found.before == {place(0): "a", place(1): "a"}
+    assert counts(found) == {"a": 2, "b": 1}
+    ended = simulate(World([log.state], {0: 10 * H}), "g", changes=Changes())
+    assert len(ended.before) == 5
 
 
 def test_new_partitions_are_shared_among_members():
