@@ -113,7 +113,7 @@ class FakeDataLog(DataLog):
     def commit(
         self, group_id: str, offsets: Mapping[TopicPartition, int], *, timeout_ms: int
     ) -> None:
-        """Set the group's committed offsets."""
+        """Set the group's committed offsets, of partitions that exist."""
         with self._cluster.lock:
             self._require_answer(timeout_ms)
             if group_id in self._cluster.busy_groups:
@@ -121,7 +121,14 @@ class FakeDataLog(DataLog):
                     f"Committing offsets of group {group_id} failed: the group has "
                     "active members of its own. Stop them."
                 )
-            self._cluster.groups.setdefault(group_id, {}).update(offsets)
+            has = self._cluster.has_partition
+            known = {each: at for each, at in offsets.items() if has(each)}
+            self._cluster.groups.setdefault(group_id, {}).update(known)
+            if missing := sorted(offsets.keys() - known.keys()):
+                raise CoordinationError(
+                    f"Committing offsets of group {group_id} failed: {missing[0]} does "
+                    "not exist"
+                )
 
     def reader(self, *, isolation_level: str = READ_UNCOMMITTED) -> "FakeDataReader":
         """Return a new reader with nothing assigned."""

@@ -503,6 +503,19 @@ def commits_are_found_again(rig: Rig) -> None:
     data.close(TIMEOUT_MS)
 
 
+def commits_of_missing_partitions_fail_and_others_are_made(rig: Rig) -> None:
+    """A topic may be deleted before its last position is committed."""
+    data = rig.data_log()
+    (place,) = filled(rig, [3])
+    group, missing = rig.new_group(), TopicPartition("no-such-topic", 0)
+    with suppress(CoordinationError):
+        data.commit(group, {missing: 1, place: 2}, timeout_ms=TIMEOUT_MS)
+        raise AssertionError("a partition that does not exist has a commit")
+    found = data.committed(group, [missing, place], timeout_ms=TIMEOUT_MS)
+    assert found == {missing: None, place: 2}
+    data.close(TIMEOUT_MS)
+
+
 def a_closed_data_log_stays_closed(rig: Rig) -> None:
     """Close is idempotent, and ends look-ups."""
     data = rig.data_log()
@@ -539,6 +552,7 @@ CHECKS: tuple[Check, ...] = (
     ranges_follow_the_log,
     unknown_partitions_have_no_range,
     commits_are_found_again,
+    commits_of_missing_partitions_fail_and_others_are_made,
     a_closed_data_log_stays_closed,
     *READER_CHECKS,
 )

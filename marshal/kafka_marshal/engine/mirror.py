@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
-from kafka_marshal.errors import MarshalError
+from kafka_marshal.errors import CoordinationError, MarshalError
 from kafka_marshal.ports import DataLog, Pending
 from kafka_marshal.protocol.claiming import Claim, Claimant
 from kafka_marshal.protocol.types import Key, TopicPartition
@@ -113,7 +113,7 @@ class Mirror:
         for key, claim in list(self._claims.items()):
             known = states[partition_of(key)].get(key)
             if known is None or (known.owner is not None and known.owner != owner):
-                del self._claims[key]  # the next owner mirrors it
+                self._forget(key)  # the next owner mirrors it
                 continue
             if known.owner is not None and not claim.is_valid(now_ms):
                 continue  # there may be a next owner, in records not read yet
@@ -124,9 +124,13 @@ class Mirror:
             if before != (known.epoch, position):
                 wanted[key] = _Written(known.epoch, position)
             elif known.owner is None:
-                del self._claims[key]
+                self._forget(key)
         self._seen = None if wanted else seen
         return wanted
+
+    def _forget(self, key: Key) -> None:
+        self._claims.pop(key, None)
+        self._written.pop(key, None)
 
     def _on_response(
         self, call: Pending[Mapping[TopicPartition, int | None]], now_ms: int
@@ -143,9 +147,16 @@ class Mirror:
                 self._written.pop(key, None)
             return
         self._has_failed = False
-        for partition, found in call.result(0).items():
-            key = Key(self._claimant.group_id, *partition)
-            before, sent = self._written.get(key), self._sending[key]
+        committed = call.result(0)
+        for key, sent in self._sending.items():
+            partition = key.topic_partition
+            if partition not in committed:  # its topic was deleted
+                known = self._context.replica_of(key).world.keys.get(key)
+                if known is None or known.owner is None:
+                    self._forget(key)
+                continue
+            before, found = self._written.get(key), committed[partition]
+            self._written[key] = sent
             if before is None or before.epoch != sent.epoch:
                 continue  # others owned it meanwhile
             # An admin that set the position commits it, too, before this client does.
@@ -156,13 +167,19 @@ class Mirror:
                     "found": found,
                 }
                 self._context.observe("mirror_drift", fields)
-        self._written.update(self._sending)
 
 
 def _replace(
     data: DataLog, group_id: str, wanted: Mapping[TopicPartition, int]
 ) -> Mapping[TopicPartition, int | None]:
-    """Commit offsets and return the previous ones."""
+    """Commit offsets and return the previous ones, of partitions that exist."""
     found = data.committed(group_id, list(wanted), timeout_ms=MIRROR_MS_MAX)
-    data.commit(group_id, wanted, timeout_ms=MIRROR_MS_MAX)
-    return found
+    try:
+        data.commit(group_id, wanted, timeout_ms=MIRROR_MS_MAX)
+    except CoordinationError:
+        there = data.ends(list(wanted), MIRROR_MS_MAX)
+        if len(there) == len(wanted):
+            raise
+        wanted = {place: wanted[place] for place in there}
+        data.commit(group_id, wanted, timeout_ms=MIRROR_MS_MAX)
+    return {place: found[place] for place in wanted}

@@ -10,6 +10,7 @@ from kafka_marshal.engine.mirror import MIRROR_RETRY_MS, Mirror
 from kafka_marshal.engine.placement import Placement
 from kafka_marshal.errors import CoordinationError
 from kafka_marshal.protocol.records import Heartbeat
+from kafka_marshal.protocol.types import TopicPartition
 
 
 @pytest.fixture
@@ -163,3 +164,26 @@ def test_comparing_positions_takes_at_most_a_tenth_of_the_time(cluster, monkeypa
     assert len(gaps) > 3
     assert min(gaps) >= 450
     assert node.held
+
+
+def test_a_position_in_a_deleted_topic_keeps_no_other_from_being_mirrored(
+    cluster, monkeypatch
+):
+    """It moved after the last write, and Kafka refuses to commit it."""
+    cluster.fill("u", [10])
+    node = cluster.node("a", spec=spec("t", "u", metadata_refresh_ms=H // 10))
+    cluster.run_until(held_by(node, 2), 4 * H)
+    found = node.consumer.poll(0, 20)
+    u0 = TopicPartition("u", 0)
+    node.consumer.commit(found[u0][:3])
+    at = cluster.kafka.groups.setdefault("g", {})
+    cluster.run_until(lambda: at.get(u0) == 3, 2 * H)
+    node.consumer.commit(found)
+    cluster.kafka.delete_topic("t")
+    cluster.run_until(lambda: node.observer.named("topic_gone"), 4 * H)
+    cluster.run_until(lambda: at[u0] == 10, H)
+    assert at[T0] == 0
+    cluster.run_until(lambda: len(node.session._mirror._claims) == 1, 2 * H)
+    monkeypatch.setattr(node.data, "commit", None)  # it is not tried again
+    cluster.run(2 * MIRROR_RETRY_MS)
+    assert node.observer.named("mirror_failed") == []
