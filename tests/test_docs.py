@@ -31,6 +31,7 @@ from kafka_marshal.config import Callbacks, ConsumerConfig
 from kafka_marshal.engine.releases import EXPECTED
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topic_rules import coordination_configs
+from kafka_marshal.metrics import EFFECTS
 from kafka_marshal.observability import logs
 from kafka_marshal.protocol import state as outcomes
 from kafka_marshal.protocol.claiming import Phase
@@ -558,6 +559,7 @@ def test_effects_and_reasons_are_listed():
     folded = words_of_the_fold() | outcome_words | {outcomes.SKIPPED}
     assert effects | reasons | counted_only == folded
     assert effects & reasons == {"paused"}, "one counter for two things"
+    assert effects - reasons | {outcomes.SKIPPED} == EFFECTS, "not metrics of refusals"
 
 
 def test_canonical_tuples_have_as_many_elements_as_the_code_writes():

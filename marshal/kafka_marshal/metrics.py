@@ -27,6 +27,7 @@ from kafka_marshal.ports import LogRange, Pending
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.granting import AtMostOnce
 from kafka_marshal.protocol.planner import topic as whole_topics
+from kafka_marshal.protocol.state import SKIPPED
 from kafka_marshal.protocol.types import Key, TopicPartition
 
 if TYPE_CHECKING:
@@ -41,22 +42,19 @@ KEYS_PER_HOLD = 100
 LOOKUP_MS_MAX = 2_000
 LOOKUP_EVERY_MS = 1_000
 LABEL_CHARS_MAX = 200
-# Effects of accepted records; every other counter of the fold is the reason of a
-# record without effect. `paused` is both, and counts as a reason.
+# Effects of accepted records, and what is counted for checkpoints; every other counter
+# of the fold is the reason of a record without effect. `paused` is both, and counts as
+# a reason.
 EFFECTS = frozenset(
     {
-        *("claimed", "resumed", "renewed", "position_only", "released", "granted"),
-        *(
-            "unpaused",
-            "scheduled",
-            "configured",
-            "member",
-            "reset_staged",
-            "reset",
-            "forgotten",
-        ),
+        *("member", "claimed", "resumed", "renewed", "position_only", "released"),
+        *("granted", "unpaused", "scheduled", "forgotten", "configured", "fenced"),
+        *("reset_staged", "reset", SKIPPED),
         *("staged", "decided", "position_set", "unlocked", "resolved"),
-        "fenced",
+        *("group_configured", "planned", "offered", "offer_withdrawn", "ready"),
+        *("directed", "directive_ended", "growing", "grown", "growth_withdrawn"),
+        *("layout_fenced", "imported", "group_imported", "layout_done"),
+        "layout_final",
     }
 )
 
@@ -268,7 +266,7 @@ class _KeyFigures(NamedTuple):
 
 # If a counter first appears with the value 1, Prometheus sees no increase, and no alert
 # fires. So counters that alerts use begin with 0.
-_LOSSES = ("lease_expired", "taken_over")
+_LOSSES = ("lease_expired", "taken_over", "beat_ignored", "grant_ignored", "stuck")
 _COUNTED = (known.WON, known.LOST, known.RELEASED)
 _IN_SECONDS = ((known.AGE, "age_ms"), (known.LEASE, "remaining_ms"))
 _AS_THEY_ARE = (

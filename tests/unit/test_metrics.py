@@ -456,7 +456,7 @@ def test_counters_of_alerts_begin_at_zero(cluster, registry, scrape):
     found = scrape()
     for event in ("grant_exposed", "lease_journal_unwritable", "identity_unavailable"):
         assert found("marshal_events_total", event=event) == 0
-    for reason in ("lease_expired", "taken_over"):
+    for reason in ("lease_expired", "taken_over", "beat_ignored", "stuck"):
         assert found("marshal_claims_lost_total", T, reason=reason) == 0
 
 
