@@ -293,8 +293,7 @@ class HeartbeatRequest(Message, frozen=True, kw_only=True):
     """``POST .../beat``: a heartbeat, with the positions.
 
     Attributes:
-        progress: At least the progress that changed since the last beat; all progress
-            with ``flush``.
+        progress: What changed since the last beat, or more; everything with ``flush``.
         flush: Whether to answer only once these positions are in the log.
         timeout_ms: How long a flush may take.
         generation: Config generation that the client acts on (PROTOCOL 10.7), from the
@@ -352,8 +351,7 @@ class Release(Message, frozen=True, kw_only=True):
         partition: Data partition.
         epoch: Epoch of the claim under which it held the partition.
         position: All offsets below are processed.
-        reason: Reason in one word, if the sidecar did not ask for the release
-            (``stuck``: the application is stuck).
+        reason: Reason in one word, if the sidecar did not ask for the release.
         detail: Figures that explain the reason.
         done: As in ``Progress``, with ``grantee``.
     """
