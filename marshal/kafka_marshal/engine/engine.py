@@ -223,7 +223,10 @@ class Engine:
         """Stop driving a session. Idempotent."""
         claimant = session.claimant
         if self._sessions.pop(claimant.owner.incarnation, None) is not None:
-            self._by_group[claimant.group_id].remove(session)
+            alike = self._by_group[claimant.group_id]
+            alike.remove(session)
+            if not alike:  # a sidecar may see any number of groups
+                del self._by_group[claimant.group_id]
 
     def write_checkpoints(self, client_id: str, rule: CheckpointRule) -> None:
         """Start taking part in writing checkpoints (PROTOCOL 7.2).

@@ -73,6 +73,14 @@ def test_sessions_lists_the_sessions_that_the_engine_drives(cluster):
     assert node.engine.sessions == ()
 
 
+def test_nothing_is_kept_of_a_group_whose_sessions_have_ended(cluster):
+    """A sidecar runs for weeks, and groups come and go."""
+    node = owning(cluster)
+    node.engine.remove_session(node.session)
+    cluster.run(H)
+    assert node.engine._by_group == {}
+
+
 def test_a_slow_reader_is_not_ready_before_the_log_end(cluster):
     for _ in range(10):
         write(cluster, b"noise")
