@@ -566,6 +566,8 @@ class GuardedProtocol(H11Protocol):
         # asyncio closes the socket after this call.
         self._writer.close()
         self.limits.leave(self)
+        # uvicorn does this only if no error ended the connection.
+        self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:

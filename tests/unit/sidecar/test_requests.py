@@ -684,6 +684,23 @@ def test_arbitrary_bytes_do_not_stop_the_server(served, pieces, is_reset):
         assert connection.recv(65_536).startswith(b"HTTP/1.1 200 ")
 
 
+def test_a_connection_that_breaks_leaves_no_timer(served, monkeypatch):
+    """The timer would keep the connection in memory for as long as an idle one."""
+    lost, end = [], requests.GuardedProtocol.connection_lost
+
+    def connection_lost(self, exc):
+        end(self, exc)
+        lost.append((type(exc), self.timeout_keep_alive_task))
+
+    monkeypatch.setattr(requests.GuardedProtocol, "connection_lost", connection_lost)
+    with served.connect() as connection:
+        connection.sendall(REQUEST)
+        # A whole response that nobody reads makes the close a reset.
+        eventually(lambda: connection.recv(65_536, socket.MSG_PEEK).endswith(b"}"))
+    eventually(lambda: lost)
+    assert lost == [(ConnectionResetError, None)]
+
+
 def test_without_file_descriptors_connections_wait_and_one_line_is_logged(
     served, caplog
 ):
