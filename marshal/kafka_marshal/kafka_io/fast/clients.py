@@ -52,6 +52,12 @@ from kafka_marshal.kafka_io.throttling import throttling
 from kafka_marshal.kafka_io.tls_files import TlsFiles
 
 ASK_INTERVAL_S = 0.25
+# Interval of requests about a broker that stays away: each request that times out costs
+# the binding some memory for good.
+AWAY_INTERVAL_S = 2.0
+# A broker is away if its last error was this recent; librdkafka repeats it every 30 s.
+AWAY_S = 60.0
+BROKERS_MAX = 1_000
 # Longer than failover of a broker and the active controller usually takes: broker
 # sessions last 9 s by default.
 ASKED_FOR_S = 20.0
@@ -107,17 +113,32 @@ class LeaderSearch:
     thread that polls all the time would always come first.
     """
 
-    __slots__ = ("_ask_at_s", "_clock_s", "_first", "_until_s")
+    __slots__ = (
+        *("_ask_at_s", "_clock_s", "_first", "_lost_s", "_often_until_s"),
+        "_until_s",
+    )
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
-        self._until_s = 0.0
+        self._until_s = self._often_until_s = 0.0
         self._ask_at_s = 0.0
         self._first = 0
+        # Local time of the last error of each broker.
+        self._lost_s: dict[str, float] = {}
 
-    def start(self) -> None:
-        """Start asking after the loss of a broker."""
-        self._until_s = self._clock_s() + ASKED_FOR_S
+    def start(self, broker: str) -> None:
+        """Start asking after the loss of a broker, less often if it was lost before."""
+        now_s = self._clock_s()
+        self._until_s = now_s + ASKED_FOR_S
+        if now_s - self._lost_s.get(broker, -AWAY_S) >= AWAY_S:
+            self._often_until_s = self._until_s
+        if len(self._lost_s) >= BROKERS_MAX:
+            self._lost_s.clear()
+        self._lost_s[broker] = now_s
+
+    def _interval_s(self) -> float:
+        is_new = self._clock_s() < self._often_until_s
+        return ASK_INTERVAL_S if is_new else AWAY_INTERVAL_S
 
     def max_wait_s(self, wait_s: float) -> float:
         """Limit a wait for records so that requests go out in time.
@@ -125,7 +146,7 @@ class LeaderSearch:
         Rounded up, because librdkafka cuts off fractions of a millisecond: a caller
         with less than a millisecond left would call dozens of times without a wait.
         """
-        most_s = min(wait_s, ASK_INTERVAL_S) if self._until_s else wait_s
+        most_s = min(wait_s, self._interval_s()) if self._until_s else wait_s
         return math.ceil(most_s * 1_000) / 1_000
 
     def ask_if_due(self, handle: Any, topics: Collection[str]) -> None:
@@ -138,7 +159,7 @@ class LeaderSearch:
         now_s = self._clock_s()
         if now_s < self._ask_at_s:
             return
-        self._ask_at_s = now_s + ASK_INTERVAL_S
+        self._ask_at_s = now_s + self._interval_s()
         if now_s >= self._until_s:
             self._until_s = 0.0
             return
@@ -219,7 +240,8 @@ class Client:
         if is_login_refused(error):
             self.refusal = KafkaException(error)
         elif error.code() in LOSSES:
-            self.leaders.start()
+            # Errors of one broker begin with its name.
+            self.leaders.start("" if is_vague else error.str().partition(": ")[0])
 
     @property
     def _has_no_tls_guess(self) -> bool:

@@ -69,7 +69,7 @@ def test_leaders_are_not_requested_without_a_lost_broker(search, world):
 
 
 def test_leader_requests_start_at_once_and_repeat_each_quarter_second(search, world):
-    search.start()
+    search.start("b1")
     search.ask_if_due(world, ("t",))
     assert world.asked == ["t"]
     run(search, world, span_s=1)
@@ -79,22 +79,42 @@ def test_leader_requests_start_at_once_and_repeat_each_quarter_second(search, wo
 
 
 def test_leader_requests_end_after_their_time(search, world):
-    search.start()
+    search.start("b1")
     run(search, world, span_s=module.ASKED_FOR_S + 600)
     assert len(world.asked) <= module.ASKED_FOR_S / module.ASK_INTERVAL_S
     assert search.max_wait_s(5) == 5
 
 
-def test_another_loss_extends_the_search_at_the_same_rate(search, world):
-    for _ in range(100):
-        search.start()
+def test_the_loss_of_another_broker_extends_the_search_at_the_same_rate(search, world):
+    for number in range(100):
+        search.start(f"b{number}")
         run(search, world, span_s=1)
     assert 0.8 * 400 <= len(world.asked) <= 400
 
 
+def test_requests_about_a_broker_that_stays_away_are_rare(search, world):
+    search.start("b1")
+    run(search, world, span_s=module.ASKED_FOR_S - 1)
+    often = len(world.asked)
+    for _ in range(100):
+        search.start("b1")
+        run(search, world, span_s=1)
+    assert len(world.asked) - often <= 1.1 * (50 + 4)
+    assert search.max_wait_s(5) == module.AWAY_INTERVAL_S
+    search.start("b2")
+    assert search.max_wait_s(5) == module.ASK_INTERVAL_S
+
+
+def test_a_broker_that_was_back_for_long_is_lost_anew(search, world):
+    search.start("b1")
+    run(search, world, span_s=module.AWAY_S + 1)
+    search.start("b1")
+    assert search.max_wait_s(5) == module.ASK_INTERVAL_S
+
+
 def test_leaders_of_many_topics_are_requested_in_turns(search, world):
     topics = [f"t{number}" for number in range(2 * module.TOPICS_AT_ONCE + 1)]
-    search.start()
+    search.start("b1")
     search.ask_if_due(world, topics)
     assert world.asked == topics[: module.TOPICS_AT_ONCE]
     run(search, world, topics=topics, span_s=1)
