@@ -353,7 +353,8 @@ class Release(Message, frozen=True, kw_only=True):
         position: All offsets below are processed.
         reason: Reason in one word, if the sidecar did not ask for the release.
         detail: Figures that explain the reason.
-        done: As in ``Progress``, with ``grantee``.
+        done: As in ``Progress``.
+        grantee: As in ``Progress``.
     """
 
     topic: TopicName
@@ -412,8 +413,7 @@ class GrantRequest(Message, frozen=True, kw_only=True):
         topic: Data topic.
         partition: Data partition.
         epoch: Epoch of the claim.
-        grantee: 16 random bytes in hex that identify the process that will process the
-            granted offsets.
+        grantee: 16 random bytes in hex: the process that will process the offsets.
         secret: Secret of the claim, in hex.
         first: First offset wanted.
         last: Last offset wanted; not beyond the end of the partition's log.

@@ -101,7 +101,6 @@ def test_at_least_once_no_record_carries_a_mark(cluster):
 
 
 def test_a_heartbeat_batch_carries_as_many_marks_as_fit(monkeypatch):
-    monkeypatch.setattr("kafka_marshal.engine.heartbeats.MARKS_PER_BATCH_MAX", 2)
     monkeypatch.setattr("kafka_marshal.protocol.losses.MARKS_PER_BATCH_MAX", 2)
     cluster = world(records=(4, 4, 4, 4))
     node = cluster.node("a", spec=spec(delivery=AMO))

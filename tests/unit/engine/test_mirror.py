@@ -83,6 +83,18 @@ def test_a_commit_of_the_position_in_the_log_is_not_reported_as_drift(cluster):
     assert node.observer.named("mirror_drift") == []
 
 
+def test_an_offset_that_kafka_has_dropped_is_not_reported_as_drift(cluster):
+    """As with a topic that is deleted, and created again."""
+    node = owning(cluster)
+    commit(node, 4)
+    follows(cluster, 4)
+    del cluster.kafka.groups["g"][T0]
+    commit(node, 3)
+    cluster.run(H)
+    assert mirrored(cluster) == 7
+    assert node.observer.named("mirror_drift") == []
+
+
 @pytest.mark.parametrize("lands", [True, False])
 def test_a_failed_write_is_not_reported_as_drift(cluster, monkeypatch, lands):
     """The failed write may have succeeded: then the offset found is its own."""
