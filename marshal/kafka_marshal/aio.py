@@ -24,7 +24,7 @@ from typing import (
     TypeVar,
 )
 
-from kafka_marshal.arguments import to_ms
+from kafka_marshal.arguments import require_flag, to_ms
 from kafka_marshal.batches import Batch, CommitToken, Processed
 from kafka_marshal.claims import HeldClaim
 from kafka_marshal.client import CLOSE_MS_MAX, OPEN_MS_MAX, Marshal
@@ -209,6 +209,7 @@ class AsyncConsumer:
         self._hop: _Hop[Any] = _Hop("marshal-consumer")
         self._turn = asyncio.Lock()
         self._is_stopped = False
+        self._is_closing = False
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -454,7 +455,9 @@ class AsyncConsumer:
         self, *, release: bool = True, timeout_ms: int = CLOSE_MS_MAX
     ) -> None:
         """Release every partition at its committed position. Idempotent."""
-        self.stop()
+        require_flag("release", release)
+        timeout_ms = to_ms("timeout_ms", timeout_ms)
+        self._begin_close()
         async with self._turn:
             if self._is_closed:
                 return
@@ -472,13 +475,17 @@ class AsyncConsumer:
         Returns:
             A future that is done once the consumer is closed; None if it was closed.
         """
-        self.stop()
+        self._begin_close()
         if self._is_closed:
             return None
         self._is_closed = True
         return self._hop.end(
             partial(self._close, release=release, timeout_ms=timeout_ms)
         )
+
+    def _begin_close(self) -> None:
+        self._is_closing = True
+        self.stop()
 
     def _close(self, *, release: bool, timeout_ms: int) -> None:
         consumer = self._consumer
@@ -500,7 +507,7 @@ class AsyncConsumer:
         if self._consumer is None:
             await self._hop.settle()
         if self._consumer is None:
-            if self._is_stopped:
+            if self._is_closing:
                 raise InvalidTransition("the consumer is closed")
             await self._hop.run(self._open)
         assert self._consumer is not None
@@ -595,6 +602,7 @@ class AsyncMarshal:
         self._marshal: Marshal | None = None
         self._hop: _Hop[Any] = _Hop("marshal-aio")
         self._consumers: list[AsyncConsumer] = []
+        self._is_stopped = False
         self._is_closed = False
         self._is_ended = False
         self._closing = asyncio.Lock()
@@ -619,6 +627,8 @@ class AsyncMarshal:
         consumer = AsyncConsumer(make)
         open_ones = [other for other in self._consumers if not other.is_closed]
         self._consumers = [*open_ones, consumer]
+        if self._is_stopped:
+            consumer.stop()
         return consumer
 
     @asynccontextmanager
@@ -662,12 +672,14 @@ class AsyncMarshal:
         return await asyncio.to_thread(ask)
 
     def stop(self) -> None:
-        """End the iteration of every consumer soon. For signal handlers."""
+        """End the iteration of every consumer soon; see ``Marshal.stop``."""
+        self._is_stopped = True
         for consumer in self._consumers:
             consumer.stop()
 
     def stop_on_signals(self, signals: Sequence[Signals] = (SIGTERM, SIGINT)) -> None:
         """Call ``stop`` when a signal arrives; see ``Marshal.stop_on_signals``."""
+        self._require_not_closed()
         stop_on(signals, self)
 
     async def close(
@@ -682,6 +694,8 @@ class AsyncMarshal:
         If the call is cancelled or fails, threads still close everything, but no caller
         waits for them. For the arguments see ``Marshal.close``.
         """
+        require_flag("release", release)
+        require_flag("restarts", restarts)
         timeout_ms = to_ms("timeout_ms", timeout_ms)
         self._is_closed = True
         self.stop()

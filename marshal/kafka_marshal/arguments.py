@@ -8,7 +8,7 @@ from typing import Any, Concatenate, ParamSpec, SupportsIndex, TypeGuard, TypeVa
 
 from kafka_marshal.errors import ConfigurationError, PositionError
 from kafka_marshal.protocol.codec import is_identifier
-from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.protocol.types import Key, TopicPartition
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -16,6 +16,8 @@ T = TypeVar("T")
 
 REASON_CHARS_MAX = 1_024
 """Longest reason that a record has room for (text1024 of PROTOCOL 3.5)."""
+WRITES = frozenset({"dry_run", "execute"})
+"""Names of arguments of admins: the text ``"no"`` must not write."""
 FOREVER_MS = 2**42
 """139 years, which threads still accept as a timeout."""
 
@@ -112,12 +114,15 @@ def with_plain_arguments(
 ) -> Callable[Concatenate[S, P], T]:
     """Return the method with each argument first converted by ``to_plain``.
 
-    The argument ``reason``, if there is one, is checked by ``require_reason``.
+    The argument ``reason``, if there is one, is checked by ``require_reason``; those
+    that decide whether anything is written, by ``require_flag``.
     """
 
     @wraps(method)
     def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
         require_reason(kwargs.get("reason"))
+        for name in kwargs.keys() & WRITES:
+            require_flag(name, kwargs[name])
         plain: dict[str, Any] = {name: to_plain(kwargs[name]) for name in kwargs}
         return method(self, *map(to_plain, args), **plain)
 
@@ -187,6 +192,16 @@ def to_count(setting: str, value: object, *, least: float = 1) -> int:
 
 def _too_small(setting: str, least: float) -> ConfigurationError:
     return ConfigurationError(f"{setting} must be at least {least}", setting=setting)
+
+
+def require_key(key: object) -> None:
+    """Refuse what is no key, such as a tuple.
+
+    Raises:
+        TypeError: It is no ``Key``.
+    """
+    if not isinstance(key, Key):
+        raise TypeError(f"{key!r} is no key; give Key(group_id, topic, partition)")
 
 
 def to_partition(given: object) -> TopicPartition:

@@ -281,7 +281,10 @@ def _runs_of_several(records: Iterable[Any]) -> Iterator[Run]:
             continue
         if number >= 0:
             yield Run(partition=(topic, number), token=token, first=first, last=last)
-        topic, number, token = record.topic, record.partition, record.token
+        try:
+            topic, number, token = record.topic, record.partition, record.token
+        except AttributeError:  # a record of another client library
+            raise _not_committable(record) from None
         first = last = offset
     if number >= 0:
         yield Run(partition=(topic, number), token=token, first=first, last=last)

@@ -157,7 +157,7 @@ class Marshal(Closing):
         heartbeat_interval_ms = _expected_ms(heartbeat_interval_ms)
         _require_flags(check_topic, mirror_offsets, can_plan)
         self._is_closed, self._pid = False, os.getpid()
-        self._consumers, self._closers = [], []
+        self._consumers, self._closers, self._is_stopped = [], [], False
         settings = ConnectionConfig(
             bootstrap_servers,
             coordination_topic=coordination_topic or None,
@@ -407,6 +407,8 @@ class Marshal(Closing):
         """Register a consumer to be closed with this client."""
         open_ones = [other for other in self._consumers if not other.is_closed]
         self._consumers = [*open_ones, opened]
+        if self._is_stopped:
+            opened.stop()
 
     def claim(
         self, topic: str, partition: int, *, timeout_ms: int = OPEN_MS_MAX
@@ -461,7 +463,7 @@ class Marshal(Closing):
             DeadlineExceeded: The log was not read to its end in time.
         """
         self._require_open()
-        return self._backend.world(timeout_ms)
+        return self._backend.world(to_ms("timeout_ms", timeout_ms))
 
     def owners(
         self, topic: str, *, timeout_ms: int = OPEN_MS_MAX
@@ -474,10 +476,14 @@ class Marshal(Closing):
             DeadlineExceeded: The log was not read to its end in time.
         """
         self._require_open()
-        return self._backend.owners(topic, timeout_ms)
+        return self._backend.owners(topic, to_ms("timeout_ms", timeout_ms))
 
     def stop(self) -> None:
-        """End the iteration of every consumer soon. For signal handlers."""
+        """End the iteration of every consumer soon, also of later ones.
+
+        For signal handlers: a signal may arrive before the consumer is open.
+        """
+        self._is_stopped = True
         for consumer in self._consumers:
             consumer.stop()
 
@@ -489,7 +495,11 @@ class Marshal(Closing):
         The handler in progress finishes, iteration ends, and closing flushes positions
         and releases partitions. Call this from the main thread. A signal stops all open
         clients of the process that called this. It does not affect forked children.
+
+        Raises:
+            InvalidTransition: This client is closed.
         """
+        self._require_open()
         stop_on(signals, self)
 
     def expect_restart(self) -> None:
@@ -497,7 +507,8 @@ class Marshal(Closing):
 
         Like ``close(restarts=True)``, but before consumers are closed one by one.
         """
-        self._backend.restart()
+        if os.getpid() == self._pid:
+            self._backend.restart()
 
     def close(
         self,
@@ -523,6 +534,7 @@ class Marshal(Closing):
             ConfigurationError: An argument has the wrong type; nothing is closed.
         """
         require_flag("release", release)
+        require_flag("restarts", restarts)
         timeout_ms = to_ms("timeout_ms", timeout_ms)
         if self._is_closed:
             return

@@ -283,6 +283,7 @@ class Consumer(Closing):
 
     def __next__(self) -> Record:
         """Return the next record; its lease is checked now, not when it was fetched."""
+        self.require_no_transactions()
         record = self._take_fetched()
         if record is not None:
             return record
@@ -860,11 +861,9 @@ class Consumer(Closing):
 
     def _require_usable(self) -> None:
         if self._pid != _Process.pid:
-            # PROTOCOL 1.7: a forked child inherits no claims.
-            raise InvalidTransition(
-                "this consumer belongs to the parent process; open a Marshal after the "
-                "fork and consume there"
-            )
+            from kafka_marshal.engine.read_turn import forked_error
+
+            raise forked_error()
         failure = self._engine.failure or self._session.failure
         if failure is not None:
             raise failure

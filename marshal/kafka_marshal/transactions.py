@@ -23,6 +23,7 @@ from typing import Protocol, Self
 import attrs
 import msgspec
 
+from kafka_marshal.arguments import to_count
 from kafka_marshal.batches import Batch
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine.holding import Holding
@@ -109,14 +110,20 @@ class Transaction:
 
         Raises:
             InvalidTransition: The transaction has ended.
-            TypeError: The key or the value is not bytes.
+            ConfigurationError: The partition is no number from 0.
+            TypeError: Topic, key, value or headers have the wrong type.
         """
         self._require_open()
         for name, given in {"key": key, "value": value}.items():
             if not isinstance(given, bytes | None):
                 raise TypeError(f"{name} must be bytes, not {type(given).__name__}")
+        target: object = topic
+        if not isinstance(target, str):
+            raise TypeError(f"topic must be a text, not {type(target).__name__}")
+        if partition is not None:
+            partition = to_count("partition", partition, least=0)
         pairs = headers.items() if isinstance(headers, Mapping) else headers
-        outgoing = Outgoing(topic, key, value, tuple(pairs), partition)
+        outgoing = Outgoing(topic, key, value, tuple(map(_header, pairs)), partition)
         self._outgoing.append(outgoing)
 
     def commit(self) -> None:
@@ -184,6 +191,18 @@ class Transaction:
             self.abort()
         elif self.is_open:
             self.commit()
+
+
+def _header(given: object) -> tuple[str, bytes | None]:
+    """Return a pair of name and value.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    match given:
+        case (str(name), bytes() | None as value):
+            return name, value
+    raise TypeError(f"headers are pairs like ('name', b'value'), not {given!r}")
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):

@@ -737,6 +737,40 @@ def test_stopping_reaches_consumers_that_are_not_open_yet(cluster):
     run(work)
 
 
+@pytest.mark.parametrize("is_made", [True, False])
+def test_a_consumer_stopped_before_it_opens_ends_at_once(cluster, is_made):
+    """As by a signal while the program starts."""
+    node = stepping(cluster)
+
+    async def work():
+        async with opened_over(lambda: Client(node)) as marshal:
+            if not is_made:
+                marshal.stop()
+            consumer = marshal.adopt(lambda: node.consumer)
+            marshal.stop()
+            async with consumer:
+                return [record async for record in consumer]
+
+    assert run(work) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "given"), [("timeout_ms", "5s"), ("restarts", "no"), ("release", "no")]
+)
+def test_an_async_close_with_an_invalid_argument_closes_nothing(cluster, name, given):
+    node = stepping(cluster)
+
+    async def work():
+        async with opened_over(lambda: Client(node)) as marshal:
+            consumer = marshal.adopt(lambda: node.consumer)
+            for each in [marshal, consumer][: 1 if name == "restarts" else 2]:
+                with pytest.raises(ConfigurationError, match=name):
+                    await each.close(**{name: given})
+            return await taken(consumer, 10)
+
+    assert run(work) == list(range(10))
+
+
 # --- Cancelled at every await ---
 
 

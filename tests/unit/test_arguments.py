@@ -164,6 +164,14 @@ def test_a_decorated_method_gets_plain_arguments():
     assert Tool.write.__doc__ == "Return what arrives."
 
 
+@pytest.mark.parametrize("name", ["execute", "dry_run"])
+def test_a_text_does_not_decide_whether_to_write(name):
+    """Else ``execute="no"`` would execute."""
+    assert Tool().write(**{name: True})[2] == {name: True}
+    with pytest.raises(ConfigurationError, match=f"{name} must be True or False"):
+        Tool().write(**{name: "no"})
+
+
 @pytest.mark.parametrize(
     ("reason", "why"),
     [

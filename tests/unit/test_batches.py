@@ -6,6 +6,7 @@ import threading
 from operator import attrgetter
 
 import pytest
+from confluent_kafka import TopicPartition as ForeignRecord
 from enginekit import KEY, T0, H, fold, held_by, owning, spec, world
 
 from kafka_marshal import batches
@@ -20,6 +21,7 @@ from kafka_marshal.protocol.types import (
 )
 
 OLD, NEW = Token(1, 0, 7), Token(1, 0, 9)
+FOREIGN = ForeignRecord("t", 0, 3)
 
 
 def record(partition, offset, *, token=OLD, topic="t"):
@@ -223,7 +225,18 @@ def test_commit_accepts_the_result_of_poll():
 
 
 @pytest.mark.parametrize(
-    "given", [{T0: 3}, [T0], {T0: {"offset": 3}}, [b"t"], b"t", "t", 3]
+    "given",
+    [
+        {T0: 3},
+        [T0],
+        {T0: {"offset": 3}},
+        [b"t"],
+        b"t",
+        "t",
+        3,
+        [FOREIGN],
+        {T0: [FOREIGN]},
+    ],
 )
 def test_commit_refuses_other_types_and_names_the_accepted_ones(cluster, given):
     node = owning(cluster)

@@ -395,7 +395,12 @@ def test_a_closed_or_forked_marshal_raises(cluster, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "getpid", lambda: -1)
     with pytest.raises(InvalidTransition, match="after the fork"):
         marshal.consumer("t")
+    marshal.expect_restart()
     monkeypatch.undo()
+    with pytest.raises(ConfigurationError, match="timeout_ms"):
+        marshal.world(timeout_ms="5s")
+    with pytest.raises(ConfigurationError, match="timeout_ms"):
+        marshal.owners("t", timeout_ms=None)
     marshal.close()
     with pytest.raises(InvalidTransition, match="closed"):
         marshal.world()
@@ -547,15 +552,37 @@ def test_closing_for_a_restart_releases_with_reason_restart(cluster, tmp_path):
     assert reasons == ["restart"]
 
 
-def test_a_close_with_an_invalid_timeout_closes_nothing(cluster, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "given"), [("timeout_ms", "5s"), ("restarts", "no"), ("release", "no")]
+)
+def test_a_close_with_an_invalid_argument_closes_nothing(
+    cluster, tmp_path, name, given
+):
     """Else the client would be closed, and its claims would not be released."""
     with opened(tmp_path) as marshal:
         consumer = consuming(marshal, cluster)
-        with pytest.raises(ConfigurationError, match="timeout_ms"):
-            marshal.close(timeout_ms="5s")
+        with pytest.raises(ConfigurationError, match=name):
+            marshal.close(**{name: given})
         assert not marshal.is_closed
     assert consumer.is_closed
     assert fold(cluster).keys[KEY].owner is None
+
+
+def test_a_signal_before_a_consumer_is_open_stops_it(cluster, tmp_path):
+    """Else a process that is asked to end while it starts would never end."""
+    with opened(tmp_path) as marshal:
+        marshal.stop_on_signals([signal.SIGUSR1])
+        signal.raise_signal(signal.SIGUSR1)
+        assert list(marshal.consumer("t")) == []
+
+
+def test_a_closed_client_does_not_handle_signals(cluster, tmp_path):
+    before = signal.getsignal(signal.SIGUSR1)
+    with opened(tmp_path) as marshal:
+        pass
+    with pytest.raises(InvalidTransition, match="closed"):
+        marshal.stop_on_signals([signal.SIGUSR1])
+    assert signal.getsignal(signal.SIGUSR1) is before
 
 
 def test_another_thread_may_close_a_client_that_stops_on_signals(cluster, tmp_path):

@@ -792,10 +792,11 @@ def test_an_invalid_argument_changes_nothing(cluster, call):
     assert node.consumer.assignment() == {T0}
 
 
-def test_close_with_an_unreachable_log_ends_at_its_deadline(cluster):
+@pytest.mark.parametrize("timeout_ms", [0, -1, -1_000, float("-inf")])
+def test_close_with_an_unreachable_log_ends_at_its_deadline(cluster, timeout_ms):
     node = owning(cluster)
     node.cut(is_cut=True)
-    node.consumer.close(timeout_ms=0)
+    node.consumer.close(timeout_ms=timeout_ms)
     assert node.observer.named("close_unconfirmed")
     assert not node.consumer.is_close_confirmed
 

@@ -1,5 +1,7 @@
 """One thread at a time reads from a consumer; others may call the other methods."""
 
+import os
+import signal
 import threading
 
 import pytest
@@ -52,6 +54,44 @@ def test_a_second_thread_that_reads_gets_an_error(read, delivery):
     assert isinstance(error, InvalidTransition)
     is_at_all = delivery is ALO or "at most once" not in str(error)
     assert not is_at_all or "another thread is reading" in str(error)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda consumer: consumer.poll(0),
+        next,
+        lambda consumer: next(consumer.batches()),
+        lambda consumer: next(consumer.transactions()),
+        lambda consumer: consumer.seek(T0, 0),
+    ],
+)
+def test_a_forked_child_gets_an_error_although_a_thread_held_the_lock(read):
+    """A child has no such thread: the lock is held for ever."""
+    _, node = owning(ALO, lambda _: None)
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with node.engine.lock:
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    pid = os.fork()
+    if not pid:
+        signal.alarm(60)  # ends a child that waits for the lock
+        try:
+            read(node.consumer)
+        except InvalidTransition as error:
+            os._exit(0 if "parent process" in str(error) else 1)
+        finally:
+            os._exit(2)
+    _, status = os.waitpid(pid, 0)
+    done.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 def test_another_thread_may_call_other_methods_during_a_read():

@@ -4,6 +4,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import msgspec
+import numpy as np
 import pytest
 from enginekit import AMO, KEY, T0, H, Stepping, fold, held_by, holders, spec, world
 from interrupting import interrupted
@@ -131,6 +132,29 @@ def test_values_and_keys_must_be_bytes(cluster):
         transaction.send("out", "text")
     with pytest.raises(TypeError, match="key must be bytes, not int"):
         transaction.send("out", b"", key=5)
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"topic": None}, "topic must be a text, not NoneType"),
+        ({"headers": {"h": "text"}}, "headers are pairs"),
+        ({"headers": [(1, b"")]}, "headers are pairs"),
+        ({"headers": [("h",)]}, "headers are pairs"),
+        ({"partition": -1}, "partition must be at least 0"),
+        ({"partition": "1"}, "partition must be a whole number"),
+        ({"partition": True}, "partition must be a whole number"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_by_send(cluster, given, error):
+    """Else the commit would fail, or depend on the client library."""
+    node = owning(cluster)
+    with next(node.consumer.transactions()) as transaction:
+        with pytest.raises((TypeError, ConfigurationError), match=error):
+            transaction.send(**{"topic": "out"} | given)
+        headers = [("h", b"v"), ["i", None]]
+        transaction.send("out", headers=headers, partition=np.int64(0))
+    assert outputs(cluster) == [None]
 
 
 def test_a_later_owner_starts_where_the_output_ends(cluster):
@@ -266,6 +290,7 @@ def test_a_consumer_with_transactions_refuses_other_reads_and_commits(cluster):
             partial(node.consumer.commit, transaction.records),
             node.consumer.poll,
             partial(iter, node.consumer),
+            partial(next, node.consumer),
         ):
             with pytest.raises(
                 InvalidTransition, match="this consumer has transactions"

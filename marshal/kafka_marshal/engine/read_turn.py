@@ -1,5 +1,6 @@
 """Lets one thread at a time read from a consumer."""
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -15,6 +16,14 @@ if TYPE_CHECKING:
 QUERY_WAIT_S_MAX = 60.0
 
 
+def forked_error() -> InvalidTransition:
+    """Return the error of a forked child, which inherits no claims (PROTOCOL 1.7)."""
+    return InvalidTransition(
+        "this consumer belongs to the parent process; open a Marshal after the fork "
+        "and consume there"
+    )
+
+
 class ReadTurn:
     """Held by the thread that polls, iterates or seeks; a second one gets an error.
 
@@ -27,7 +36,7 @@ class ReadTurn:
         depth: How often it is entered; changed from 0 under the engine's lock.
     """
 
-    __slots__ = ("_dispatcher", "_engine_lock", "_lock", "depth")
+    __slots__ = ("_dispatcher", "_engine_lock", "_lock", "_pid", "depth")
 
     def __init__(
         self, dispatcher: "Dispatcher", engine_lock: AbstractContextManager[bool]
@@ -36,13 +45,17 @@ class ReadTurn:
         self._dispatcher = dispatcher
         self._engine_lock = engine_lock
         self._lock = threading.RLock()
+        self._pid = os.getpid()
 
     def __enter__(self) -> None:
         """Begin reading.
 
         Raises:
-            InvalidTransition: Another thread reads.
+            InvalidTransition: Another thread reads, or this is a forked child.
         """
+        if os.getpid() != self._pid:
+            # A thread that the child does not have may hold these locks.
+            raise forked_error()
         if not self._lock.acquire(blocking=False) and (
             self.depth or not self._lock.acquire(timeout=QUERY_WAIT_S_MAX)
         ):
@@ -92,7 +105,7 @@ class ReadTurn:
 
         The block begins once no other thread reads, or after the timeout.
         """
-        is_free = self._lock.acquire(timeout=timeout_ms / 1000)
+        is_free = self._lock.acquire(timeout=max(0.0, timeout_ms / 1000))
         try:
             yield
         finally:

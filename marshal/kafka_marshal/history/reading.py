@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import attrs
 
+from kafka_marshal.arguments import require_key
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.engine.config_check import unformatted
 from kafka_marshal.errors import ConfigurationError, LogUnreadable
@@ -195,8 +196,7 @@ class KeyHistory(KeyPath):
             DeadlineExceeded: The log was not read in time.
             TypeError: ``key`` is no ``Key``.
         """
-        if not isinstance(key, Key):
-            raise TypeError(f"{key!r} is no key; give Key(group_id, topic, partition)")
+        require_key(key)
 
         def opened(number: int | None) -> LogScan:
             def only(count: int) -> list[int]:

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, cast
 
-from kafka_marshal.arguments import to_partition
+from kafka_marshal.arguments import to_ms, to_partition
 from kafka_marshal.client import Marshal
 from kafka_marshal.clock import SystemEntropy, ThreadBackground
 from kafka_marshal.conditions import Condition
 from kafka_marshal.config import Callbacks, ConsumerConfig
 from kafka_marshal.consumer import Consumer
+from kafka_marshal.defaults import COORDINATION_TOPIC
 from kafka_marshal.engine import Holding, StartRule, Subscription
 from kafka_marshal.engine.grants import GrantRequester
 from kafka_marshal.engine.holding import Drain
@@ -26,6 +27,7 @@ from kafka_marshal.engine.subscription import SubscriptionSet
 from kafka_marshal.errors import InvalidTransition, MarshalError
 from kafka_marshal.observability import LoggingObserver
 from kafka_marshal.outgoing import Outgoing, SourceProgress, TransactionalWriter
+from kafka_marshal.policies import find_policy
 from kafka_marshal.ports import (
     FAR_MS,
     Clock,
@@ -40,7 +42,6 @@ from kafka_marshal.ports import (
 from kafka_marshal.protocol.claiming import Claim, Claimant, Ending, Sublease
 from kafka_marshal.protocol.granting import AtMostOnce, GrantRequest, GrantVerdict
 from kafka_marshal.protocol.lease import Lease
-from kafka_marshal.protocol.planner import fair
 from kafka_marshal.protocol.state import ACCEPTED
 from kafka_marshal.protocol.types import (
     Key,
@@ -302,7 +303,7 @@ class _Settings:
     def open_consumer(
         self, config: ConsumerConfig, callbacks: Callbacks, *, timeout_ms: int
     ) -> tuple[ConsumerConfig, Callbacks]:
-        del timeout_ms
+        to_ms("timeout_ms", timeout_ms)
         return config, callbacks
 
 
@@ -355,8 +356,12 @@ class MockConsumer(Consumer):
         subscription = Subscription(
             group_id=GROUP_ID,
             topics={topic: TopicInfo(1, None) for topic in config.topics},
-            policy=fair,
+            policy=find_policy(config.policy),
             config=config,
+            matches=config.matches(COORDINATION_TOPIC),
+        )
+        callbacks.require_fit(
+            counts_topics=subscription.counts_topics, standbys=config.standbys
         )
         self._claims = _Session(context, subscription)
         Consumer.__init__(
@@ -390,9 +395,15 @@ class MockConsumer(Consumer):
 
         Raises:
             InvalidTransition: The topic is not consumed.
+            TypeError: A value or the key is not bytes.
         """
+        for given in (key, *values):
+            if not isinstance(given, bytes | None):
+                raise TypeError(
+                    f"records have bytes or None, not {type(given).__name__}"
+                )
         with self._engine.changed:
-            place = TopicPartition(topic, partition)
+            place = to_partition((topic, partition))
             if Key(GROUP_ID, *place) not in self._claims.positions:
                 self.claim(place)
             log = self._topics.logs[place]
@@ -416,10 +427,12 @@ class MockConsumer(Consumer):
         Raises:
             InvalidTransition: The topic is not consumed, or the partition is held.
         """
-        key = Key(GROUP_ID, *to_partition(partition))
-        if key.topic not in self._config.topics:
+        key, subscription = Key(GROUP_ID, *to_partition(partition)), self._subscription
+        is_wanted = subscription.matches or subscription.topics.__contains__
+        if not is_wanted(key.topic):
             raise InvalidTransition(f"this consumer does not consume {key.topic!r}")
         with self._engine.changed:
+            subscription.topics.setdefault(key.topic, TopicInfo(1, None))
             start = self._claims.position_in_log(key) if position is None else position
             self._claims.claim(key, start)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import attrs
 
+from kafka_marshal.arguments import to_ms
 from kafka_marshal.clock import SystemClock, instant
 from kafka_marshal.closing import Closing
 from kafka_marshal.deadline import Deadline
@@ -101,7 +102,7 @@ class LogScan(Closing):
             options=options,
             transport=transport,
         )
-        self._timeout_ms = timeout_ms
+        self._timeout_ms = timeout_ms = to_ms("timeout_ms", timeout_ms)
         self._clock = SystemClock()
         self.prefix = Prefix(None, None)
         self._log = open_coordination_log(

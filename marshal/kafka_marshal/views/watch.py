@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import attrs
 
+from kafka_marshal.arguments import to_ms
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.closing import Closing
 from kafka_marshal.deadline import Deadline
@@ -508,6 +509,7 @@ class WorldWatch(Closing):
             options=options,
             transport=transport,
         )
+        timeout_ms = to_ms("timeout_ms", timeout_ms)
         log = open_coordination_log(
             settings, heartbeat_interval_ms=None, timeout_ms=timeout_ms
         )

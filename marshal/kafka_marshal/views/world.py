@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kafka_marshal.arguments import to_whole
+from kafka_marshal.arguments import require_key, to_ms, to_plain, to_whole
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
@@ -246,6 +246,7 @@ class World:
             ConfigurationError: The moment is in the future, is an offset without its
                 coordinating partition, or is both an offset and a time.
             DeadlineExceeded: The log was not read in time.
+            TypeError: ``key`` is no ``Key``.
         """
         settings = ConnectionConfig(
             bootstrap_servers,
@@ -253,6 +254,7 @@ class World:
             options=options,
             transport=transport,
         )
+        offset, timeout_ms = to_plain(offset), to_ms("timeout_ms", timeout_ms)
         _require_moment(offset, time_ms, key)
         log = open_coordination_log(
             settings, heartbeat_interval_ms=None, timeout_ms=timeout_ms, follows=False
@@ -515,6 +517,8 @@ def _require_moment(
         )
     if time_ms is not None:
         to_whole("time_ms", time_ms)
+    if key is not None:
+        require_key(key)
     if isinstance(offset, int) and key is None:
         raise ConfigurationError(
             f"the moment is offset {offset}, and each coordinating partition has "

@@ -1,5 +1,6 @@
 """One thread at a time reads from a consumer; queries and the close may wait."""
 
+import os
 import threading
 from types import SimpleNamespace
 
@@ -33,6 +34,13 @@ def test_a_second_thread_gets_an_error_until_the_first_has_left(turn):
         assert is_free(turn)
     assert in_thread(lambda: enter(turn)) == "read"
     assert in_thread(lambda: is_free(turn))
+
+
+def test_a_forked_child_cannot_read(turn, monkeypatch):
+    """A thread that it does not have may hold the locks."""
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(InvalidTransition, match="belongs to the parent process"):
+        enter(turn)
 
 
 def test_a_reader_waits_for_the_end_of_a_query(turn, monkeypatch):

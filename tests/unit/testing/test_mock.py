@@ -250,6 +250,40 @@ def test_a_mock_is_a_consumer_with_the_same_settings():
     assert all(name.startswith("_") for name in replaced)
 
 
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"on_lost": 5}, "on_lost must be a function"),
+        ({"standbys": 1}, "on_standby"),
+        ({"on_topics": print}, "policy='topic'"),
+        ({"policy": "nope"}, "unknown policy 'nope'"),
+        ({"timeout_ms": "5s"}, "timeout_ms must be a number"),
+    ],
+)
+def test_a_mock_refuses_the_settings_that_a_consumer_refuses(settings, error):
+    with pytest.raises(ConfigurationError, match=error):
+        MockConsumer("t", **settings)
+
+
+def test_a_mock_consumes_the_topics_of_its_pattern():
+    consumer = MockConsumer(pattern="pay.*")
+    consumer.add("payments", 1, b"1")
+    consumer.add("payouts", 0, b"2")
+    assert [each.topic for each in consumer] == ["payments", "payouts"]
+    for name in ("orders", "__marshal"):
+        with pytest.raises(InvalidTransition, match="does not consume"):
+            consumer.add(name, 0, b"1")
+
+
+def test_a_mock_has_records_of_bytes_as_kafka_has():
+    consumer = MockConsumer("t")
+    with pytest.raises(TypeError, match="bytes or None, not str"):
+        consumer.add("t", 0, b"1", "2")
+    with pytest.raises(TypeError, match="bytes or None, not int"):
+        consumer.add("t", 0, b"1", key=5)
+    assert list(consumer) == []
+
+
 def test_a_test_adds_records_and_claims_or_loses_partitions():
     consumer = MockConsumer("t")
     with pytest.raises(InvalidTransition, match="does not consume 'u'"):

@@ -1,5 +1,6 @@
 """Views of the log: their entries, and estimates for display."""
 
+import numpy as np
 import pytest
 from changekit import Change, group_at, opened
 from countkit import fence_to
@@ -25,6 +26,7 @@ from msgspec.structs import replace
 from pastkit import past, patch_open
 
 from kafka_marshal import (
+    ConfigurationError,
     GroupHistory,
     KeyHistory,
     LogUnreadable,
@@ -98,6 +100,19 @@ def test_open_handoffs_are_shown_with_phase_and_times():
     assert [each["phase"] for each in world.handoffs()] == ["ready", "offered"]
     late = World([log.state], {0: H})
     assert [each["group_id"] for each in late.handoffs()] == ["g"]
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"key": ("g", "t", 0)}, "is no key"),
+        ({"timeout_ms": "5s"}, "timeout_ms must be a number"),
+        ({"offset": np.int64(3)}, "each coordinating partition has its own"),
+    ],
+)
+def test_invalid_arguments_are_named_before_any_io(given, error):
+    with pytest.raises((TypeError, ConfigurationError), match=error):
+        World.at("nowhere:1", **given)
 
 
 @pytest.mark.parametrize(
