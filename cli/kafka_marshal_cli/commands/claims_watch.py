@@ -403,8 +403,8 @@ def watch(
     then each change, with the offset and time of its entry: claimed, resumed, released,
     lost (taken over), offered, ready, withdrawn, paused, renewed (a pause), unpaused,
     moved (to another coordinating partition). `-o json` and `-o jsonl` both write an
-    object a line, of kind `claims` or `change`. If brokers do not answer, the command
-    waits for them. Ctrl-C ends it with exit code 130, SIGTERM with 0.
+    object a line, of section `claims` or `changes`. If brokers do not answer, the
+    command waits for them. Ctrl-C ends it with exit code 130, SIGTERM with 0.
     """
     idle_ms = None if timeout is None else parsing.duration_ms("--timeout", timeout)
     open_ms = parsing.timeout_ms("--open-timeout", open_timeout)

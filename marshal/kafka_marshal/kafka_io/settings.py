@@ -367,10 +367,12 @@ def _check_tokens(options: Mapping[str, Any]) -> None:
                 is_="OAUTHBEARER",
                 as_="" if options.get(_ENDPOINT) else f"the token endpoint{instead}",
             )
-    if not options[_ENDPOINT].lower().startswith(("http://", "https://")):
+    scheme, _, rest = options[_ENDPOINT].partition("://")
+    # Errors show the host; a password before it would never be sent.
+    if scheme.lower() not in {"http", "https"} or "@" in rest.partition("/")[0]:
         raise ConfigurationError(
             f"Connection option {BOTH_NAMES[_ENDPOINT]} must be an address that "
-            "begins with https:// (or http://).",
+            "begins with https:// (or http://), without a user.",
             setting=_ENDPOINT,
         )
 

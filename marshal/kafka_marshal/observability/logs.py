@@ -15,6 +15,7 @@ VALUE_CHARS_MAX = 500
 _WARNINGS = frozenset(
     {
         "append_failed",
+        "client_silent",
         "clock_step",
         "close_unconfirmed",
         "config_torn",

@@ -293,6 +293,15 @@ class Client:
         is_silent = now_ms - self.seen_ms > min(grace_ms, GRACE_MS_MAX)
         return is_silent and not self.leases
 
+    def fields(self, group_id: str) -> dict[str, object]:
+        """Return the fields of an event about it."""
+        return {
+            "group": group_id,
+            "client": self.client_id,
+            "pid": self.peer.pid,
+            "partitions": len(self.leases),
+        }
+
     def close(self) -> None:
         """Stop watching its process and close its events."""
         if self.watched is not None:

@@ -637,8 +637,7 @@ class LocalGroup:
             self._check_at_ms = now_ms + CHECK_MS
             self._expire(now_ms)
             self._remove_departed(now_ms)
-            leaving = self._departure.due(now_ms)
-            if leaving is not None:
+            if (leaving := self._departure.due(now_ms)) is not None:
                 leaving.is_leaving = True
                 self.leave(leaving, awaits_drain=True)
             self._warm_ups.check(now_ms)
@@ -710,9 +709,8 @@ class LocalGroup:
 
     def _expire(self, now_ms: int) -> None:
         """End leases if the latest deadline sent for them is over (PROTOCOL 12)."""
-        for lease in [
-            x for x in self.table.leases.values() if now_ms >= x.sent_until_ms
-        ]:
+        due = [x for x in self.table.leases.values() if now_ms >= x.sent_until_ms]
+        for lease in due:
             self.table.remove_lease(lease)
             reclaim(lease.holding, is_settled=False)
             self._send_lost(lease, Ending(SILENT))
@@ -735,8 +733,10 @@ class LocalGroup:
         grace_ms = self._context.heartbeat_interval_ms
         for client in list(self.table.clients.values()):
             is_done = client.is_leaving and not client.leases
-            is_departed = is_done or client.is_gone(now_ms, grace_ms=grace_ms)
-            if is_departed and not self.table.has_unexpired(client):
+            is_gone = not is_done and client.is_gone(now_ms, grace_ms=grace_ms)
+            if (is_done or is_gone) and not self.table.has_unexpired(client):
+                if is_gone and client.reserved_until_ms is None:
+                    self._context.observe("client_silent", client.fields(self.group_id))
                 self._remove(client)
 
     def _pursue_single_claims(self) -> None:

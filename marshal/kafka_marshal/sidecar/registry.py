@@ -451,14 +451,11 @@ class ClientRegistry:
     def _evict(self, group: LocalGroup, client: Client, *, reason: str) -> None:
         if client.reserved_until_ms is not None:
             return  # it announced a restart
-        fields = {
-            "group": group.group_id,
-            "client": client.client_id,
-            "pid": client.peer.pid,
-            "partitions": len(client.leases),
-            "reason": reason,
-        }
-        self._context.observe("client_gone", fields)
+        fields = client.fields(group.group_id) | {"reason": reason}
+        if reason == SILENT:
+            self._context.observe("client_silent", fields)
+        else:
+            self._context.observe("client_gone", fields)
         group.evict(client, reason=reason)
 
     # --- subscriptions

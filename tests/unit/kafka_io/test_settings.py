@@ -260,6 +260,14 @@ def test_the_identification_algorithm_sets_the_host_name_check(given, expected):
         pytest.param(
             SASL
             | TOKENS
+            | {"sasl_oauthbearer_token_endpoint_url": "https://me:pass@tokens/oauth2"},
+            "sasl_oauthbearer_token_endpoint_url",
+            "without a user",
+            id="endpoint-with-user",
+        ),
+        pytest.param(
+            SASL
+            | TOKENS
             | {"sasl_oauth_token_provider": SimpleNamespace(token=lambda: "x")},
             "sasl_oauthbearer_token_endpoint_url",
             "keep one",

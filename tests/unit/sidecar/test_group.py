@@ -301,6 +301,8 @@ def test_a_process_stopped_for_longer_than_its_lease_loses_it(cluster, machine):
     run(cluster, [b], 3 * H)
     assert not a.valid, "by its own clock"
     assert len(b.valid) == 8
+    (event,) = machine.events.named("client_silent")
+    assert (event.fields["client"], event.fields["partitions"]) == ("a", 0)
     with pytest.raises(ClaimLost) as caught:
         a.beat()
     assert caught.value.reason == "gone"

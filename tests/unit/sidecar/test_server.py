@@ -84,6 +84,7 @@ def test_deaths_of_clients_are_counted(world):
         world.wait_ready()
         for reason in ("client_died", "client_silent", "client_died"):
             world.observe(Event("client_gone", {"reason": reason}))
+            world.observe(Event("client_silent", {}))
         world.observe(Event("claimed", {}))
         figures = world.get(paths.METRICS).text
         assert "marshal_sidecar_client_deaths_total 2.0" in figures
