@@ -56,7 +56,7 @@ ASK_INTERVAL_S = 0.25
 # the binding some memory for good.
 AWAY_INTERVAL_S = 2.0
 # A broker is away if its last error was this recent; librdkafka repeats it every 30 s.
-AWAY_S = 60.0
+AWAY_S = 40.0
 BROKERS_MAX = 1_000
 # Longer than failover of a broker and the active controller usually takes: broker
 # sessions last 9 s by default.
