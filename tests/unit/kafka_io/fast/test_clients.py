@@ -105,7 +105,7 @@ def test_requests_about_a_broker_that_stays_away_are_rare(search, world):
     assert search.max_wait_s(5) == module.ASK_INTERVAL_S
 
 
-def test_a_broker_that_was_back_for_long_is_lost_anew(search, world):
+def test_a_broker_that_was_back_for_long_counts_as_new(search, world):
     search.start("b1")
     run(search, world, span_s=module.AWAY_S + 1)
     search.start("b1")
