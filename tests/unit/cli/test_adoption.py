@@ -15,13 +15,16 @@ PLACE = TopicPartition("orders", 0)
 ALL = LogRange(0, 100)
 
 
-def found(offset=50, log_range=ALL, position=None, owner=None, place=PLACE):
+def found(
+    offset=50, log_range=ALL, position=None, owner=None, *, place=PLACE, is_current=True
+):
     return step_of(
         place,
         offset,
         source="committed",
         log_range=log_range,
         before=position,
+        is_current=is_current,
         owner=owner,
     )
 
@@ -45,6 +48,13 @@ def found(offset=50, log_range=ALL, position=None, owner=None, place=PLACE):
         pytest.param(
             found(101, position=60), Action.KEEP, 60, 40, id="log-wins-beyond-too"
         ),
+        pytest.param(
+            found(position=50, is_current=False),
+            Action.BEYOND,
+            None,
+            None,
+            id="position-of-an-earlier-topic",
+        ),
         pytest.param(found(owner="w1"), Action.HELD, None, None, id="held"),
         pytest.param(
             found(position=50, owner="w1"), Action.HELD, 50, 50, id="held-and-done"
@@ -67,6 +77,9 @@ def test_a_step_has_source_offset_and_position_before():
     [
         pytest.param(found(5, LogRange(20, 100)), "deleted 15 unproc", id="below"),
         pytest.param(found(101), "ends at 100", id="beyond"),
+        pytest.param(
+            found(position=60, is_current=False), "position 60 is of an", id="earlier"
+        ),
         pytest.param(found(owner="w1"), "'w1'", id="held"),
         pytest.param(found(position=60), "is kept", id="keep"),
     ],
