@@ -1,12 +1,16 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from logkit import KEY, Log, beat, claim, ident, release
 
-from kafka_marshal.ports import LogRange
+from kafka_marshal import World
+from kafka_marshal.ports import LogRange, TopicInfo
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal_cli.adoption import (
     Action,
     AdoptionPlan,
+    _Source,
+    _steps,
     read_group,
     step_of,
 )
@@ -86,6 +90,31 @@ def test_a_step_has_source_offset_and_position_before():
 )
 def test_a_blocked_kept_or_raised_offset_has_a_note(step, words):
     assert words in step.note
+
+
+@pytest.mark.parametrize(
+    ("known", "now", "action"),
+    [
+        (ident("old"), ident("new"), Action.BEYOND),
+        (ident("old"), ident("old"), Action.KEEP),
+        (None, ident("new"), Action.KEEP),
+        (ident("old"), None, Action.KEEP),
+    ],
+)
+def test_a_position_counts_only_in_its_own_topic(known, now, action):
+    log, place = Log(), TopicPartition("t", 0)
+    log.append(claim(topic_id=known))
+    epoch = log.state.keys[KEY].epoch
+    log.append(beat(epoch, 20))
+    log.append(release(epoch, 20))
+    (step,) = _steps(
+        _Source({place: (3, "committed")}, False, 0),
+        World([log.state], {0: 0}),
+        group_id="g",
+        topics={"t": TopicInfo(1, now)},
+        ranges={place: LogRange(0, 5)},
+    )
+    assert (step.action, step.before) == (action, 20)
 
 
 def test_a_position_that_is_set_or_equal_has_no_note():
