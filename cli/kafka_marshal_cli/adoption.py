@@ -25,7 +25,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.kafka_io.data import GroupOffsets, KafkaDataLog, KafkaGroups
 from kafka_marshal.kafka_io.settings import ConnectionConfig
-from kafka_marshal.ports import DataReader, LogRange
+from kafka_marshal.ports import DataReader, LogRange, TopicInfo
 from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.types import (
@@ -51,7 +51,7 @@ class Action(Enum):
     HELD = "held"
     """A live member of the group holds it; its position must not be set."""
     BEYOND = "beyond"
-    """The offset is beyond the log end: it belongs to an earlier topic."""
+    """The offset, or the position in the log, belongs to an earlier topic."""
 
 
 BLOCKING = frozenset({Action.HELD, Action.BEYOND})
@@ -120,6 +120,7 @@ def step_of(
     source: str,
     log_range: LogRange | None,
     before: int | None = None,
+    is_current: bool = True,
     owner: str | None = None,
 ) -> Step:
     """Return the step for a partition.
@@ -130,9 +131,12 @@ def step_of(
         source: Origin of the offset: ``committed`` or ``heartbeat``.
         log_range: Offsets that exist; None if the partition does not exist.
         before: Position in the coordination log; None without one.
+        is_current: Whether that position is not of an earlier topic of this name.
         owner: client_id of a live owner in the coordination log, or None.
     """
-    action, position, note = _decide(offset, log_range, before=before, owner=owner)
+    action, position, note = _decide(
+        offset, log_range, before=before, is_current=is_current, owner=owner
+    )
     lag = None
     if position is not None and log_range is not None:
         lag = max(0, log_range.end - max(position, log_range.start))
@@ -149,13 +153,24 @@ def step_of(
 
 
 def _decide(
-    offset: int, log_range: LogRange | None, *, before: int | None, owner: str | None
+    offset: int,
+    log_range: LogRange | None,
+    *,
+    before: int | None,
+    is_current: bool,
+    owner: str | None,
 ) -> tuple[Action, int | None, str | None]:
     """Return the action, the position afterwards, and the note."""
     if log_range is None:
         return Action.GONE, None, "no such partition any more"
     if owner is not None:
         return Action.HELD, before, f"held by {owner!r}; stop it first"
+    if before is not None and not is_current:
+        note = (
+            f"position {before} is of an earlier topic of this name; set one with: "
+            "marshal groups reset"
+        )
+        return Action.BEYOND, None, note
     if before == offset:
         return Action.DONE, before, None
     if before is not None:
@@ -304,7 +319,11 @@ def plan_adoption(
         source = _combined(committed, original, topics=topics)
         _require_offsets(source, left, topics=topics, settings=settings)
         world = World.open(**settings.arguments, timeout_ms=timeout_ms)
-        ranges = _ranges(data, list(source.offsets), timeout_ms=timeout_ms)
+        topics_now = data.describe(
+            sorted({place.topic for place in source.offsets}), timeout_ms
+        )
+        there = [place for place in source.offsets if _exists(place, topics_now)]
+        ranges = data.ranges(there, timeout_ms)
     finally:
         groups.close()
         data.close(timeout_ms=1_000)
@@ -313,7 +332,9 @@ def plan_adoption(
         from_group=left,
         from_topic=from_topic,
         is_source_active=source.is_active,
-        steps=tuple(_steps(source, world, group_id=group_id, ranges=ranges)),
+        steps=tuple(
+            _steps(source, world, group_id=group_id, topics=topics_now, ranges=ranges)
+        ),
         unreadable_count=source.unreadable_count,
     )
 
@@ -419,18 +440,9 @@ def _require_offsets(
         )
 
 
-def _ranges(
-    data: KafkaDataLog, partitions: Sequence[TopicPartition], *, timeout_ms: int
-) -> Mapping[TopicPartition, LogRange]:
-    """Return the offset range of each partition that exists."""
-    topics = sorted({place.topic for place in partitions})
-    found = data.describe(topics, timeout_ms)
-    there = [
-        place
-        for place in partitions
-        if place.topic in found and place.partition < found[place.topic].partition_count
-    ]
-    return data.ranges(there, timeout_ms)
+def _exists(place: TopicPartition, topics: Mapping[str, TopicInfo]) -> bool:
+    found = topics.get(place.topic)
+    return found is not None and place.partition < found.partition_count
 
 
 def _steps(
@@ -438,6 +450,7 @@ def _steps(
     world: World,
     *,
     group_id: str,
+    topics: Mapping[str, TopicInfo],
     ranges: Mapping[TopicPartition, LogRange],
 ) -> Iterator[Step]:
     known_ones = {
@@ -447,9 +460,13 @@ def _steps(
     }
     for place, (offset, where) in sorted(source.offsets.items()):
         owner = position = None
+        is_current = True
         if place in known_ones:
             state, known = known_ones[place]
             position = known.next_unclaimed()
+            if place.topic in topics:
+                ids = {known.topic_id, topics[place.topic].topic_id}
+                is_current = None in ids or len(ids) == 1
             alive = world.estimated_freshness(state, known) is not Freshness.STALE
             if known.owner is not None and alive:
                 owner = known.owner.client_id
@@ -459,6 +476,7 @@ def _steps(
             source=where,
             log_range=ranges.get(place),
             before=position,
+            is_current=is_current,
             owner=owner,
         )
 

@@ -22,7 +22,8 @@ from typer.main import get_group
 PACKAGE = "kafka_marshal_cli.commands"
 NO_COMMAND = 2  # the exit code of wrong usage
 # Python's int() would also take spaces, underscores and all digits of Unicode.
-_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+_WHOLE = re.compile(r"[+-]?[0-9]{1,19}")
+_LARGEST = 2**63 - 1  # the largest offset
 # Shared options, which each command has.
 FLAGS = frozenset({"--debug"})
 WITH_VALUE = frozenset(
@@ -160,6 +161,8 @@ class Conversion:
         """Return why text is not a number in the range; None if it is one."""
         if not _WHOLE.fullmatch(text):
             return f"{text!r} is not a whole number"
+        if abs(int(text)) > _LARGEST:
+            return f"{text} is out of range"
         if self._least is not None and int(text) < self._least:
             return f"{text} is less than {self._least}"
         if self._most is not None and int(text) > self._most:

@@ -136,8 +136,12 @@ def with_lag(rows: Iterable[Row], ends: Mapping[TopicPartition, int]) -> list[Ro
     for row in rows:
         end = ends.get(TopicPartition(row["topic"], row["partition"]))
         position = row["position"]
-        is_known = end is not None and position is not None
-        lag = max(0, end - position) if is_known else None
+        lag = None if end is None or position is None else end - position
+        if lag is not None and lag < 0:
+            # An owner may have advanced since the look-up. Without one, the end is of
+            # a topic that was created again.
+            is_owned = row["freshness_estimate"] not in {None, Freshness.STALE.value}
+            lag = 0 if is_owned else None
         found.append({**row, "log_end_offset": end, "lag": lag})
     return found
 

@@ -93,6 +93,24 @@ def test_a_block_that_raises_writes_nothing_and_its_records_are_repeated(cluster
     assert outputs(cluster) == numbers(0, 10)
 
 
+def test_iteration_continues_after_a_block_that_raised(cluster):
+    transactions = owning(cluster).consumer.transactions()
+    failed = next(transactions)
+
+    def fail():
+        with failed:
+            copy(failed)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    with next(transactions) as repeated:
+        copy(repeated)
+    assert outputs(cluster) == numbers(0, 4)
+    with pytest.raises(InvalidTransition, match="has ended"):
+        failed.commit()
+
+
 def test_each_call_has_its_own_timeout(cluster, monkeypatch):
     node = owning(cluster)
     data, given_ms = node.engine.context.ports.data, []

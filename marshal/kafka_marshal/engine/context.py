@@ -14,16 +14,11 @@ from kafka_marshal.ports import (
     WrongSetting,
 )
 from kafka_marshal.protocol.claiming import Claimant
-from kafka_marshal.protocol.growths import (
-    Source,
-    growth_of,
-    position_in,
-    source_of,
-)
+from kafka_marshal.protocol.growths import Source, awaited_source
 from kafka_marshal.protocol.layout import used_count
 from kafka_marshal.protocol.records import Config
 from kafka_marshal.protocol.settings import NO_SETTINGS, Settings
-from kafka_marshal.protocol.state import MemberState
+from kafka_marshal.protocol.state import KeyState, MemberState
 from kafka_marshal.protocol.types import Key
 
 from .interfaces import ClaimPorts
@@ -274,24 +269,13 @@ class Context:
 def awaited(context: Context, key: Key, *, topic_id: bytes | None) -> Source | None:
     """Return what a new partition of a data topic waits for, as far as the log is read.
 
-    None for a partition that may be claimed: no growth has added it, the position of
-    its source has reached the end in the growth, or it has a position itself.
-
-    Args:
-        context: Has the worlds.
-        key: The partition.
-        topic_id: Kafka's id of the topic, None if unknown.
+    See ``growths.awaited_source``.
     """
     growths = context.replicas[0].world.growths
     if not growths:
         return None  # the common case
-    growth = growth_of(growths, key, topic_id=topic_id)
-    if growth is None:
-        return None
-    known = context.replica_of(key).world.keys.get(key)
-    if position_in(known, topic_id=topic_id) is not None:
-        return None
-    source = source_of(growth, key)
-    found = context.replica_of(source.key).world.keys.get(source.key)
-    id_of_topic = growth.topic_id if topic_id is None else topic_id
-    return None if source.has_passed(found, topic_id=id_of_topic) else source
+
+    def state_of(key: Key) -> KeyState | None:
+        return context.replica_of(key).world.keys.get(key)
+
+    return awaited_source(growths, key, topic_id=topic_id, state_of=state_of)

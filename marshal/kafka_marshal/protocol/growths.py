@@ -91,6 +91,33 @@ def source_of(growth: Growth, key: Key) -> Source:
     return Source(key._replace(partition=number), end)
 
 
+def awaited_source(
+    growths: Iterable[Growth],
+    key: Key,
+    *,
+    topic_id: bytes | None,
+    state_of: Callable[[Key], KeyState | None],
+) -> Source | None:
+    """Return what a new partition of a topic waits for.
+
+    None for a partition that may be claimed: no growth has added it, the position of
+    its source has reached the end in the growth, or it has a position itself.
+
+    Args:
+        growths: The growths that partition 0 of the coordination topic knows.
+        key: The partition.
+        topic_id: Kafka's id of its topic, None if unknown.
+        state_of: Returns the state of a key, None if it is unknown.
+    """
+    growth = growth_of(growths, key, topic_id=topic_id)
+    if growth is None or position_in(state_of(key), topic_id=topic_id) is not None:
+        return None
+    source = source_of(growth, key)
+    id_of_topic = growth.topic_id if topic_id is None else topic_id
+    known = state_of(source.key)
+    return None if source.has_passed(known, topic_id=id_of_topic) else source
+
+
 def judge(growths: tuple[Growth, ...], record: DataGrowth) -> str | None:
     """Return why a DataGrowth has no effect, or None (PROTOCOL 9.10)."""
     of_topic = growths_of(growths, record.topic, topic_id=record.topic_id)

@@ -46,6 +46,7 @@ class OnGranted(Protocol):
         """
 
 
+Claim = tuple[TopicPartition, int, tuple[int, ...] | None]
 Sender = tuple[str, bytes, bytes]
 """Group, grantee, and the secret of the request."""
 
@@ -110,7 +111,7 @@ class Grants:
         self._data = data
         self._cache = IdempotencyCache(requests)
         self._lock = threading.Lock()
-        self._ends: OrderedDict[TopicPartition, int] = OrderedDict()
+        self._ends: OrderedDict[Claim, int] = OrderedDict()
 
     def has_read(self, request: GrantRequest) -> bool:
         """Return whether the claim has been read. Under the engine's lock."""
@@ -128,7 +129,7 @@ class Grants:
         if self._is_unread(request):
             return False
         with self._lock:
-            end = self._ends.get(request.key.topic_partition, 0)
+            end = self._ends.get(_claim_of(request), 0)
         return request.last < end or self.is_over(request)
 
     def send(self, numbered: NumberedRequest, *, note: OnGranted) -> PendingGrant:
@@ -195,7 +196,8 @@ class Grants:
         """Require that a request ends within the data partition.
 
         The cluster is only asked about offsets beyond the known end, because an end
-        only grows. Blocks; called without the engine's lock.
+        only grows under one claim: that of a topic created again is another. Blocks;
+        called without the engine's lock.
 
         Raises:
             ConfigurationError: It reaches beyond the end.
@@ -203,8 +205,9 @@ class Grants:
                 partition, at the moment.
         """
         place, last = request.key.topic_partition, request.last
+        claim = _claim_of(request)
         with self._lock:
-            if last < self._ends.get(place, 0):
+            if last < self._ends.get(claim, 0):
                 return
         end = self._data.ends([place], timeout_ms).get(place)
         if end is None:
@@ -213,8 +216,8 @@ class Grants:
                 "check the topic with: marshal doctor, and try again"
             )
         with self._lock:
-            self._ends[place] = end
-            self._ends.move_to_end(place)
+            self._ends[claim] = end
+            self._ends.move_to_end(claim)
             while len(self._ends) > ENDS_MAX:
                 self._ends.popitem(last=False)
         if last >= end:
@@ -270,6 +273,10 @@ class Grants:
             if request.token in {None, replica.world.token(key)}:
                 return replica.world
         return self._context.replica_of(key).world
+
+
+def _claim_of(request: GrantRequest) -> Claim:
+    return request.key.topic_partition, request.epoch, request.token
 
 
 def _is_later(request: GrantRequest, world: WorldState) -> bool:

@@ -401,8 +401,9 @@ def _lags(
         place, position = key.topic_partition, known.position
         end = log_ends.get(place)
         found[place] = None
-        if end is not None and position is not None:
-            found[place] = max(0, end - position)
+        # The end was looked up later: below the position, it is of a new topic.
+        if end is not None and position is not None and position <= end:
+            found[place] = end - position
     return found
 
 

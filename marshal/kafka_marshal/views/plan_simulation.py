@@ -4,7 +4,8 @@ Under the policy ``fair`` each member decides for itself. So in each wave all me
 decide on the same view, and then act, until nothing moves. In a group with the policy
 ``planner`` the plan of the whole group decides, in one wave. If members race for a key,
 the first by name wins; in the group the fastest one wins. Directives in force are
-followed (PROTOCOL 9.7). Reads a ``World`` and writes nothing.
+followed (PROTOCOL 9.7). Nobody claims partitions that wait for a growth (9.10). Reads a
+``World`` and writes nothing.
 """
 
 from collections import Counter
@@ -24,6 +25,7 @@ from kafka_marshal.protocol.group_plan import (
     Uncovered,
     plan,
 )
+from kafka_marshal.protocol.growths import awaited_source
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal.protocol.labels import (
     RACK_LABEL,
@@ -264,6 +266,8 @@ class _Group:
         self.owners: dict[TopicPartition, str | None] = {}
         self._last: dict[TopicPartition, str] = {}
         self._source: dict[TopicPartition, tuple[str | None, int | None]] = {}
+        self._states: dict[TopicPartition, KeyState] = {}
+        self._growths = [each for state in world.partitions for each in state.growths]
         self.moves: list[SimulatedMove] = []
         self.waves = 0
         self.is_settled = False
@@ -286,6 +290,18 @@ class _Group:
                 self.owners[place] = None
                 if place in known:
                     self._read_key(place, *known[place])
+        self._states = {place: state for place, (_, state) in known.items()}
+
+    def _is_free(self, place: TopicPartition) -> bool:
+        """Return whether a partition has no owner, and does not wait for a growth."""
+        if self.owners[place] is not None:
+            return False
+        return not self._growths or not awaited_source(
+            self._growths,
+            Key(self._group_id, *place),
+            topic_id=None,
+            state_of=lambda key: self._states.get(key.topic_partition),
+        )
 
     def _is_paused(self, place: TopicPartition) -> bool:
         """Return whether a pause of some topics has a key: it counts in no share."""
@@ -441,8 +457,9 @@ class _Group:
         for move in moves:
             if self.owners[move.key] is not None:
                 self._free(move.key, gap_ms=None)
-            self._claim(move.key, move.to, wave=1)
-        self.waves = 1 if moves else 0
+            if self._is_free(move.key):
+                self._claim(move.key, move.to, wave=1)
+        self.waves = 1 if self.moves else 0
         self.is_settled = True
 
     def _wave(self, *, has_orphans: bool) -> bool:
@@ -493,8 +510,8 @@ class _Group:
                 key=Key(self._group_id, *place),
                 owner=owner,
                 is_mine=owner == me.client_id,
-                is_claimable=owner is None,
-                is_orphan=has_orphans and owner is None,
+                is_claimable=(is_free := self._is_free(place)),
+                is_orphan=has_orphans and is_free,
                 last_owner=self._last.get(place),
             )
             for place, owner in self.owners.items()

@@ -1,12 +1,16 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from logkit import KEY, Log, beat, claim, ident, release
 
-from kafka_marshal.ports import LogRange
+from kafka_marshal import World
+from kafka_marshal.ports import LogRange, TopicInfo
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal_cli.adoption import (
     Action,
     AdoptionPlan,
+    _Source,
+    _steps,
     read_group,
     step_of,
 )
@@ -15,13 +19,16 @@ PLACE = TopicPartition("orders", 0)
 ALL = LogRange(0, 100)
 
 
-def found(offset=50, log_range=ALL, position=None, owner=None, place=PLACE):
+def found(
+    offset=50, log_range=ALL, position=None, owner=None, *, place=PLACE, is_current=True
+):
     return step_of(
         place,
         offset,
         source="committed",
         log_range=log_range,
         before=position,
+        is_current=is_current,
         owner=owner,
     )
 
@@ -45,6 +52,13 @@ def found(offset=50, log_range=ALL, position=None, owner=None, place=PLACE):
         pytest.param(
             found(101, position=60), Action.KEEP, 60, 40, id="log-wins-beyond-too"
         ),
+        pytest.param(
+            found(position=50, is_current=False),
+            Action.BEYOND,
+            None,
+            None,
+            id="position-of-an-earlier-topic",
+        ),
         pytest.param(found(owner="w1"), Action.HELD, None, None, id="held"),
         pytest.param(
             found(position=50, owner="w1"), Action.HELD, 50, 50, id="held-and-done"
@@ -67,12 +81,40 @@ def test_a_step_has_source_offset_and_position_before():
     [
         pytest.param(found(5, LogRange(20, 100)), "deleted 15 unproc", id="below"),
         pytest.param(found(101), "ends at 100", id="beyond"),
+        pytest.param(
+            found(position=60, is_current=False), "position 60 is of an", id="earlier"
+        ),
         pytest.param(found(owner="w1"), "'w1'", id="held"),
         pytest.param(found(position=60), "is kept", id="keep"),
     ],
 )
 def test_a_blocked_kept_or_raised_offset_has_a_note(step, words):
     assert words in step.note
+
+
+@pytest.mark.parametrize(
+    ("known", "now", "action"),
+    [
+        (ident("old"), ident("new"), Action.BEYOND),
+        (ident("old"), ident("old"), Action.KEEP),
+        (None, ident("new"), Action.KEEP),
+        (ident("old"), None, Action.KEEP),
+    ],
+)
+def test_a_position_counts_only_in_its_own_topic(known, now, action):
+    log, place = Log(), TopicPartition("t", 0)
+    log.append(claim(topic_id=known))
+    epoch = log.state.keys[KEY].epoch
+    log.append(beat(epoch, 20))
+    log.append(release(epoch, 20))
+    (step,) = _steps(
+        _Source({place: (3, "committed")}, False, 0),
+        World([log.state], {0: 0}),
+        group_id="g",
+        topics={"t": TopicInfo(1, now)},
+        ranges={place: LogRange(0, 5)},
+    )
+    assert (step.action, step.before) == (action, 20)
 
 
 def test_a_position_that_is_set_or_equal_has_no_note():

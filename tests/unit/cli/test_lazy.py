@@ -151,7 +151,7 @@ def test_values_are_converted_as_typer_converts_them(arguments):
     assert outcome(quick, arguments) == outcome(plain, arguments)
 
 
-@pytest.mark.parametrize("number", ["1_0", "\u0663", "5.0", "0x5", "9" * 19, "nan"])
+@pytest.mark.parametrize("number", ["1_0", "\u0663", "5.0", "0x5", "9" * 20, "nan"])
 def test_a_number_with_other_than_decimal_digits_is_refused(number):
     command = get_command(small)
     convert_all(command)
@@ -160,7 +160,15 @@ def test_a_number_with_other_than_decimal_digits_is_refused(number):
 
 
 @pytest.mark.parametrize(
-    ("number", "why"), [("10", "10 is more than 9"), ("-1", "-1 is less than 0")]
+    ("number", "why"),
+    [
+        ("10", "10 is more than 9"),
+        ("-1", "-1 is less than 0"),
+        # The largest offset, by which Kafka's tools name the end, and the next one.
+        ("9223372036854775807", "9223372036854775807 is more than 9"),
+        ("9223372036854775808", "9223372036854775808 is out of range"),
+        ("-9223372036854775808", "-9223372036854775808 is out of range"),
+    ],
 )
 def test_a_number_out_of_its_range_is_refused(number, why):
     command = get_command(small)

@@ -98,6 +98,22 @@ def test_lag_needs_position_and_log_end():
     assert presented({t0: 3}) == [(3, 0), (None, None)], "no look back, none unknown"
 
 
+@pytest.mark.parametrize("ending", ["released", "stale"])
+def test_a_position_beyond_the_log_end_that_nobody_owns_has_no_lag(ending):
+    """The topic was deleted and created again while the group was stopped."""
+    log = Log()
+    epoch = log.claimed("c1")
+    log.append(beat(epoch, 5))
+    if ending == "released":
+        log.append(release(epoch, 5))
+    else:
+        log.append(b"", after=3 * H)
+    rows = presenters.claim_rows(world_of(log))
+    (place,) = presenters.data_partitions(rows)
+    (row,) = presenters.with_lag(rows, {place: 3})
+    assert (row["position"], row["log_end_offset"], row["lag"]) == (5, 3, None)
+
+
 def test_a_claim_row_has_the_reason_of_its_last_change():
     log = Log()
     why = why_to_tags("fair: share 1 of 2; free")

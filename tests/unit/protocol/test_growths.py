@@ -11,6 +11,7 @@ from kafka_marshal.protocol.growths import (
     FOLDS,
     Source,
     are_of_a_log,
+    awaited_source,
     growth_of,
     judge,
     source_of,
@@ -158,6 +159,24 @@ def test_a_source_has_passed_once_its_position_reaches_the_end(
 
 ONE = Growth("t", 4, 8, ID, 5, (1, 2, 3, 4))
 TWO = Growth("t", 8, 16, None, 6, None)
+
+
+@pytest.mark.parametrize("topic_id", [None, ID])
+def test_a_partition_waits_until_it_or_its_source_has_a_position(topic_id):
+    growths = grown(growth(8, 4, topic_id=ID), growth(8, 4, ends=(1, 2, 3, 4)))
+    old, new = Key("g", "t", 1), Key("g", "t", 5)
+
+    def awaited(key, **positions):
+        states = {
+            each: known(positions.get(name))
+            for each, name in ((old, "old"), (new, "new"))
+        }
+        return awaited_source(growths, key, topic_id=topic_id, state_of=states.get)
+
+    assert awaited(old) is None
+    assert awaited(new) == awaited(new, old=1) == Source(old, 2)
+    assert awaited(new, old=2) is None
+    assert awaited(new, new=0) is None
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import attrs
 import msgspec
 import pytest
 from changekit import Change
@@ -242,7 +243,21 @@ def test_the_cache_of_log_ends_is_bounded(single, monkeypatch):
         single.cluster.fill(f"other{number}", (5,))
         far = make_request(single, a, topic=f"other{number}")
         grants.require_end(decode_request("g", far), timeout_ms=100)
-    assert list(grants._ends) == [("other2", 0), ("other3", 0)]
+    assert [place for place, *_ in grants._ends] == [("other2", 0), ("other3", 0)]
+
+
+def test_a_known_end_counts_only_under_its_claim(single):
+    """Another claim may be of a topic that was created again, and is shorter."""
+    a = having(single, count=1, delivery="amo")
+    grants = single.service._grants
+    ask = decode_request("g", make_request(single, a, last=19))
+    grants.require_end(ask, timeout_ms=100)
+    single.cluster.kafka.delete_topic("t")
+    single.cluster.fill("t", (5,))
+    later = attrs.evolve(ask, epoch=ask.epoch + 1)
+    with pytest.raises(ConfigurationError, match="whose log ends at 5"):
+        grants.require_end(later, timeout_ms=100)
+    assert not grants.is_sendable(later)
 
 
 # --- request numbers

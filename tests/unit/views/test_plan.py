@@ -95,8 +95,8 @@ def test_lag_is_summed_where_position_and_end_are_known(log):
     view = view_plan(view_of(log), "g", partition_counts=COUNTS, log_ends=ends)
     # Position 1 is beyond its log end; 2 has neither; 3 has no claim.
     facts = plan_object(view, [])
-    assert lags([facts]) == [(5, 2)]
-    assert lags(facts["members"]) == [(5, 1), (0, 0)]
+    assert lags([facts]) == [(5, 3)]
+    assert lags(facts["members"]) == [(5, 2), (0, 0)]
 
 
 def test_a_sidecar_answers_with_the_same_fields(log):

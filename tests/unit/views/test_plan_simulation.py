@@ -8,8 +8,10 @@ from logkit import (
     START_MS,
     H,
     Log,
+    beat,
     claim,
     direct,
+    growth,
     member,
     pause,
     release,
@@ -301,3 +303,24 @@ def test_a_plan_limits_a_member_to_its_announced_target():
     found = simulate(world, "g", changes=Changes())
     assert counts(found)["c"] == 1
     assert [move.source for move in found.moves] == ["c"]
+
+
+@pytest.mark.parametrize("policy", ["fair", "planner"])
+@pytest.mark.parametrize("position", [None, 6, 7])
+def test_a_new_partition_is_claimed_once_its_source_has_passed_the_growth(
+    policy, position
+):
+    log = Log(level=2)
+    log.append(settings(policy=policy))
+    log.append(announced("a"))
+    epoch = log.claimed("a", key=Key("g", "t", 0))
+    if position is not None:
+        log.append(beat(epoch, position, key=Key("g", "t", 0), client="a"))
+    log.append(growth(2, 1))
+    log.append(growth(2, 1, ends=(7,)))
+    found = simulate(
+        World([log.state], {0: 0}), "g", changes=Changes(), partition_counts={"t": 2}
+    )
+    owned = [place(0), place(1)] if position == 7 else [place(0)]
+    assert (sorted(found.owners), found.is_settled) == (owned, True)
+    assert not found.uncovered

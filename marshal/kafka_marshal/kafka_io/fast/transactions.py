@@ -156,6 +156,8 @@ class Transactions(Closing):
             )
         except KafkaException as error:
             raise self._translate(error, doing) from error
+        except UnicodeDecodeError:
+            return None  # another tool committed it
         if found.error is not None:
             raise self._translate(KafkaException(found.error), doing)
         if found.offset < 0:

@@ -180,6 +180,20 @@ def test_progress_returns_the_position_and_its_metadata(handle):
         assert some.progress(T0, timeout_ms=1_000) == (7, "mark")
 
 
+def test_a_position_with_unreadable_metadata_of_another_tool_is_ignored(
+    handle, monkeypatch
+):
+    """confluent-kafka reads beyond the end of metadata that it did not write."""
+
+    def committed(*_, **__):
+        return b"\x82".decode()
+
+    monkeypatch.setattr(handle, "committed", committed)
+    with begun() as some:
+        assert some.progress(T0, timeout_ms=1_000) is None
+        assert some.position(T0, topic_id="aa") is None
+
+
 def test_a_record_may_name_its_partition(handle):
     records = [Outgoing("out", b"k", b"v"), Outgoing("out", b"k", b"v", partition=0)]
     with begun() as some:
