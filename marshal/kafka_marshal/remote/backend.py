@@ -468,7 +468,11 @@ class SidecarBackend:
         since_ms = clock.now_ms()
         # The heartbeat interval, which bounds this client's, may have changed.
         info = fetch_info(self._connection)
-        registered = register(self._connection, info=info)
+        try:
+            registered = register(self._connection, info=info)
+        except ConfigurationError:  # it was lowered since
+            info = fetch_info(self._connection)
+            registered = register(self._connection, info=info)
         require_same_clock(registered.info, clock, since_ms=since_ms, address=address)
         if registered.info.cluster_id != self._info.cluster_id:
             raise ConfigurationError(
