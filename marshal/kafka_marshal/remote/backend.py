@@ -196,6 +196,8 @@ class SidecarBackend:
         try:
             with self._engine.changed:
                 self._session.subscribe(name, subscription)
+                names = self._session.names  # others have ended
+                self._specs = {n: s for n, s in self._specs.items() if n in names}
                 self._specs[name] = spec
             self._retry(lambda: self._put_spec(name, spec), ASK_MS_MAX)
         except BaseException:

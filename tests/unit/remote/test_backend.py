@@ -291,6 +291,15 @@ def test_an_interval_lowered_while_a_client_registers_again_is_asked_for(linked)
     assert len(linked.sidecar.named("PUT", "/clients/c")) == 2
 
 
+def test_the_settings_of_ended_subscriptions_are_not_kept(linked):
+    for _ in range(3):
+        subscription = linked.subscribe()
+        with linked.link.engine.changed:
+            linked.link.session.unsubscribe(subscription, release=True)
+    linked.subscribe()
+    assert list(linked.link._specs) == [linked.name]
+
+
 def test_an_unchanged_claim_continues_after_a_sidecar_restart(linked):
     consumer = linked.consumer()
     assigned = linked.assigned()
