@@ -71,7 +71,7 @@ def require_text(setting: str, value: object) -> None:
         )
 
 
-def require_instance(setting: str, value: object, kind: type) -> None:
+def require_instance(setting: str, value: object, *, kind: type) -> None:
     """Refuse an object of another class, such as the text of a topic for settings.
 
     Raises:

@@ -322,7 +322,7 @@ class Marshal(Closing):
         timeout_ms = to_ms("timeout_ms", timeout_ms)
         if callbacks is None:
             callbacks = Callbacks()
-        require_instance("callbacks", callbacks, Callbacks)
+        require_instance("callbacks", callbacks, kind=Callbacks)
         data = self.engine.context.ports.data
         subscription = self._new_subscription(config, timeout_ms)
         callbacks.require_fit(
@@ -393,7 +393,7 @@ class Marshal(Closing):
         from kafka_marshal.subscribing import new_subscription
 
         self._require_open()
-        require_instance("config", config, ConsumerConfig)
+        require_instance("config", config, kind=ConsumerConfig)
         return new_subscription(
             config,
             self.engine.context.ports.data,

@@ -755,8 +755,7 @@ def test_a_consumer_stopped_before_it_opens_ends_at_once(cluster, is_made):
 
 
 def test_the_lag_is_looked_up_within_the_time_given(cluster):
-    node = stepping(cluster)
-    asked = []
+    node, asked = stepping(cluster), []
     ranges = node.data.ranges
 
     def note(partitions, timeout_ms, **level):

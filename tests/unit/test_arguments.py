@@ -95,11 +95,11 @@ def test_the_minimum_of_a_time_applies_before_rounding():
 
 def test_a_value_of_another_class_is_refused():
     require_text("topic", "t")
-    require_instance("config", {}, dict)
+    require_instance("config", {}, kind=dict)
     with pytest.raises(ConfigurationError, match="topic must be a text, not None"):
         require_text("topic", None)
     with pytest.raises(ConfigurationError, match="config must be a dict, not 't'"):
-        require_instance("config", "t", dict)
+        require_instance("config", "t", kind=dict)
 
 
 def test_a_flag_must_be_true_or_false():

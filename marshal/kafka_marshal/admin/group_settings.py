@@ -54,7 +54,7 @@ def plan_settings(
         ConfigurationError: A name or value is invalid, or the topic's feature level has
             no settings of groups.
     """
-    require_instance("changes", changes, Mapping)
+    require_instance("changes", changes, kind=Mapping)
     for name, value in changes.items():
         _check(name, value)
     require_level(home.config, "a setting of a group")

@@ -277,29 +277,6 @@ def test_a_client_registers_and_subscribes_again_at_a_restarted_sidecar(linked):
     assert (context.span, context.heartbeat_interval_ms) == (7, H // 10)
 
 
-def test_an_interval_lowered_while_a_client_registers_again_is_asked_for(linked):
-    consumer = linked.consumer()
-    linked.stream.push(linked.snapshot(linked.assigned()))
-    linked.wait_for(consumer.assignment)
-    linked.sidecar.answers["PUT", "c"] = [
-        (400, failure("ConfigurationError", "beat_ms is 500", setting="beat_ms"))
-    ]
-    linked.restart()
-    linked.stream.push(linked.snapshot(linked.assigned()))
-    linked.wait_for(lambda: len(linked.sidecar.named("PUT", linked.name)) == 2)
-    assert linked.link.session.failure is None
-    assert len(linked.sidecar.named("PUT", "/clients/c")) == 2
-
-
-def test_the_settings_of_ended_subscriptions_are_not_kept(linked):
-    for _ in range(3):
-        subscription = linked.subscribe()
-        with linked.link.engine.changed:
-            linked.link.session.unsubscribe(subscription, release=True)
-    linked.subscribe()
-    assert list(linked.link._specs) == [linked.name]
-
-
 def test_an_unchanged_claim_continues_after_a_sidecar_restart(linked):
     consumer = linked.consumer()
     assigned = linked.assigned()
