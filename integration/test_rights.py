@@ -35,6 +35,7 @@ ROLES = (
     *("member", "member without mirror", "client of a sidecar", "view", "pause"),
     *("reset", "format", "grow", "resize", "withdrawn"),
     *("fence", "drain", "cordon", "group settings", "alter", "upgrade"),
+    "forget",
 )
 H_MS = 2_000
 # Records before a right is withdrawn; as many follow.
@@ -233,6 +234,17 @@ def upgrade(role: Role, topic: str, _: str) -> list[str]:
     return []
 
 
+def forget(role: Role, topic: str, group: str) -> list[str]:
+    if not role.domain.states(group):
+        with role.domain.marshal(group, "w1") as marshal:
+            consumer = marshal.consumer(topic)
+            eventually(consumer.assignment, "the claim")
+    with Admin(role.servers, **role.common) as admin:
+        admin.forget_keys(group, execute=True)
+        assert admin.forget_keys(group, execute=True, allow_existing=True).keys
+    return []
+
+
 def grow(role: Role, topic: str, _: str) -> list[str]:
     with Admin(role.servers, **role.common) as admin:
         admin.grow_topic(topic, 2, settle_ms=0, execute=True)
@@ -282,6 +294,7 @@ WORK: dict[str, Callable[[Role, str, str], list[str]]] = {
     "group settings": beside_member(
         lambda admin, group: admin.set_group(group, {"grace_ms": 1_000}, execute=True)
     ),
+    "forget": forget,
     "alter": alter,
     "upgrade": upgrade,
 }

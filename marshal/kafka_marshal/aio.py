@@ -380,13 +380,14 @@ class AsyncConsumer:
         """Return the position of the partition: all offsets below are processed."""
         return await self._ask(lambda consumer: consumer.committed(partition))
 
-    async def lag(self) -> dict[TopicPartition, int]:
+    async def lag(self, timeout_ms: int = ASK_MS_MAX) -> dict[TopicPartition, int]:
         """Return how many offsets each partition is behind; see ``Consumer.lag``."""
         async with self._turn:
             consumer = await self._opened()
             await self._hop.settle()
             consumer.assignment()  # callbacks about claims run here, on the loop
-            lag: dict[TopicPartition, int] = await self._hop.run(consumer.lag)
+            ask = partial(consumer.lag, timeout_ms)
+            lag: dict[TopicPartition, int] = await self._hop.run(ask)
             return lag
 
     async def load(self) -> int:

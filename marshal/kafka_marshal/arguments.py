@@ -59,6 +59,30 @@ def to_person(person: object) -> str | None:
     return to_text(person)
 
 
+def require_text(setting: str, value: object) -> None:
+    """Refuse what is no text, such as a missing setting.
+
+    Raises:
+        ConfigurationError: It is not a text.
+    """
+    if not isinstance(value, str):
+        raise ConfigurationError(
+            f"{setting} must be a text, not {value!r}", setting=setting
+        )
+
+
+def require_instance(setting: str, value: object, *, kind: type) -> None:
+    """Refuse an object of another class, such as the text of a topic for settings.
+
+    Raises:
+        ConfigurationError: It is no instance of the class.
+    """
+    if not isinstance(value, kind):
+        raise ConfigurationError(
+            f"{setting} must be a {kind.__name__}, not {value!r}", setting=setting
+        )
+
+
 def to_text(text: str) -> str:
     """Return a text as a plain ``str``: a NumPy text cannot be encoded."""
     return str.__str__(text)

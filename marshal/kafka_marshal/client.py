@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_marshal.arguments import (
     require_flag,
+    require_instance,
     to_ms,
     to_name,
     to_person,
@@ -319,7 +320,9 @@ class Marshal(Closing):
         from kafka_marshal.engine.warm_fetches import new_fetcher
 
         timeout_ms = to_ms("timeout_ms", timeout_ms)
-        callbacks = callbacks or Callbacks()
+        if callbacks is None:
+            callbacks = Callbacks()
+        require_instance("callbacks", callbacks, kind=Callbacks)
         data = self.engine.context.ports.data
         subscription = self._new_subscription(config, timeout_ms)
         callbacks.require_fit(
@@ -390,6 +393,7 @@ class Marshal(Closing):
         from kafka_marshal.subscribing import new_subscription
 
         self._require_open()
+        require_instance("config", config, kind=ConsumerConfig)
         return new_subscription(
             config,
             self.engine.context.ports.data,

@@ -754,6 +754,26 @@ def test_a_consumer_stopped_before_it_opens_ends_at_once(cluster, is_made):
     assert run(work) == []
 
 
+def test_the_lag_is_looked_up_within_the_time_given(cluster):
+    node, asked = stepping(cluster), []
+    ranges = node.data.ranges
+
+    def note(partitions, timeout_ms, **level):
+        asked.append(timeout_ms)
+        return ranges(partitions, timeout_ms, **level)
+
+    node.data.ranges = note
+
+    async def work():
+        consumer = face(node)
+        await consumer.lag(timeout_ms=2 * H)
+        with pytest.raises(ConfigurationError, match="timeout_ms"):
+            await consumer.lag("5s")
+
+    run(work)
+    assert asked == [2 * H]
+
+
 @pytest.mark.parametrize(
     ("name", "given"), [("timeout_ms", "5s"), ("restarts", "no"), ("release", "no")]
 )

@@ -12,6 +12,8 @@ from kafka_marshal.arguments import (
     FOREVER_MS,
     REASON_CHARS_MAX,
     require_flag,
+    require_instance,
+    require_text,
     to_count,
     to_ms,
     to_name,
@@ -89,6 +91,15 @@ def test_the_minimum_of_a_time_applies_before_rounding():
     assert to_ms("timeout_ms", 0.5, least=0) == 1
     with pytest.raises(ConfigurationError, match="timeout_ms must be at least 0"):
         to_ms("timeout_ms", -0.5, least=0)
+
+
+def test_a_value_of_another_class_is_refused():
+    require_text("topic", "t")
+    require_instance("config", {}, kind=dict)
+    with pytest.raises(ConfigurationError, match="topic must be a text, not None"):
+        require_text("topic", None)
+    with pytest.raises(ConfigurationError, match="config must be a dict, not 't'"):
+        require_instance("config", "t", kind=dict)
 
 
 def test_a_flag_must_be_true_or_false():

@@ -353,6 +353,16 @@ def test_an_unknown_delivery_or_the_coordination_topic_is_refused(cluster, tmp_p
             marshal.ranges(ConsumerConfig(topics=("__marshal",)))
 
 
+def test_settings_and_callbacks_of_another_class_are_refused(cluster, tmp_path):
+    config = ConsumerConfig(topics=("t",))
+    with opened(tmp_path) as marshal:
+        for given, setting in ((("t",), "config"), ((config, print), "callbacks")):
+            with pytest.raises(ConfigurationError, match=f"{setting} must be a"):
+                marshal.open_consumer(*given)
+        with pytest.raises(ConfigurationError, match="config must be a"):
+            marshal.ranges("t")
+
+
 def test_topics_must_be_named_and_exist(cluster, tmp_path):
     with opened(tmp_path) as marshal:
         with pytest.raises(ConfigurationError, match="at least one"):

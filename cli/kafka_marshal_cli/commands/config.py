@@ -1,5 +1,6 @@
 """``marshal config``: the settings in force, and where each was set."""
 
+import re
 from functools import partial
 from typing import Annotated, Any
 
@@ -23,6 +24,7 @@ from kafka_marshal_cli.shared import (
 
 app = typer.Typer(no_args_is_help=True)
 MASK = "***"
+_USER = re.compile(r"://[^/]*@")
 COLUMNS = (column("SETTING", "setting"), column("VALUE", "value"))
 ORIGIN = column("ORIGIN", "origin")
 
@@ -80,6 +82,7 @@ def option_rows(options: dict[str, profiles.Value]) -> list[Row]:
         if value.kind:
             origin += f", {'variable' if value.kind == 'env' else 'file'} {value.text}"
         shown = MASK if profiles.is_secret(name) else value.resolved(name)
+        shown = _USER.sub(f"://{MASK}@", shown)
         rows.append({"setting": name, "value": shown, "origin": origin})
     return rows
 

@@ -6,7 +6,12 @@ import attrs
 
 from kafka_marshal.admin.connection import AdminConnection
 from kafka_marshal.admin.pausing import ENDED, HOST_CHARS_MAX, op_id_of
-from kafka_marshal.arguments import require_name, to_whole, with_plain_arguments
+from kafka_marshal.arguments import (
+    require_name,
+    require_text,
+    to_whole,
+    with_plain_arguments,
+)
 from kafka_marshal.clock import duration
 from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.follower import Awaited
@@ -107,10 +112,12 @@ def check_subject(subject: Subject, config: Config) -> None:
         name = getattr(subject, setting)
         if name is not None:
             require_name(setting, name)
-    if subject.host is not None and not 0 < len(subject.host) <= HOST_CHARS_MAX:
-        raise ConfigurationError(
-            f"a host has 1 to {HOST_CHARS_MAX} characters", setting="host"
-        )
+    if subject.host is not None:
+        require_text("host", subject.host)
+        if not 0 < len(subject.host) <= HOST_CHARS_MAX:
+            raise ConfigurationError(
+                f"a host has 1 to {HOST_CHARS_MAX} characters", setting="host"
+            )
     if subject.group_id == CHECKPOINT_GROUP:
         raise ConfigurationError(
             f"group {CHECKPOINT_GROUP!r} has no members; leave the group out to name "

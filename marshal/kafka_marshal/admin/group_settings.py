@@ -6,7 +6,11 @@ from typing import Any
 import attrs
 
 from kafka_marshal.admin.connection import AdminConnection
-from kafka_marshal.arguments import require_name, with_plain_arguments
+from kafka_marshal.arguments import (
+    require_instance,
+    require_name,
+    with_plain_arguments,
+)
 from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.errors import ClaimRejected, ConfigurationError
 from kafka_marshal.protocol.hashing import home_partition
@@ -50,6 +54,7 @@ def plan_settings(
         ConfigurationError: A name or value is invalid, or the topic's feature level has
             no settings of groups.
     """
+    require_instance("changes", changes, kind=Mapping)
     for name, value in changes.items():
         _check(name, value)
     require_level(home.config, "a setting of a group")

@@ -13,7 +13,7 @@ import attrs
 
 from kafka_marshal.admin.connection import AdminConnection
 from kafka_marshal.admin.pausing import ignore_progress
-from kafka_marshal.arguments import to_whole, with_plain_arguments
+from kafka_marshal.arguments import require_text, to_whole, with_plain_arguments
 from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.kept_states import POLL_MS
 from kafka_marshal.errors import (
@@ -491,6 +491,7 @@ class Growing(AdminConnection):
     def _plan(
         self, topic: str, count: int | None, *, settle_ms: int, withdraw: bool
     ) -> GrowthPlan:
+        require_text("topic", topic)
         if topic == self._settings.coordination_topic:
             raise ConfigurationError(
                 f"topic {topic!r} is the coordination topic; to change its number of "

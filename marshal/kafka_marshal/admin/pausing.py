@@ -613,7 +613,7 @@ def op_id_of(text: str) -> bytes:
     """
     try:
         found = bytes.fromhex(text)
-    except ValueError:
+    except (TypeError, ValueError):
         found = b""
     if len(found) != OP_ID_BYTES:
         raise ConfigurationError(

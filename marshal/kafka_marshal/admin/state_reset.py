@@ -187,10 +187,11 @@ def require_harmless(
             processed records again, and that is not allowed.
     """
     if plan.held and not allow_held:
+        key = plan.held[0]
         raise ClaimRejected(
             f"{len(plan.held)} keys of partition {plan.partition} are held, for "
-            f"example {plan.held[0]}: stop their clients or pause their groups first, "
-            "or override them with --force",
+            f"example {key.topic_partition} of group {key.group_id!r}: stop their "
+            "clients or pause their groups first, or override them with --force",
             reason="held",
         )
     if plan.repeats_count and not allow_reprocess:

@@ -196,6 +196,8 @@ class SidecarBackend:
         try:
             with self._engine.changed:
                 self._session.subscribe(name, subscription)
+                names = self._session.names  # others have ended
+                self._specs = {n: s for n, s in self._specs.items() if n in names}
                 self._specs[name] = spec
             self._retry(lambda: self._put_spec(name, spec), ASK_MS_MAX)
         except BaseException:
@@ -468,7 +470,11 @@ class SidecarBackend:
         since_ms = clock.now_ms()
         # The heartbeat interval, which bounds this client's, may have changed.
         info = fetch_info(self._connection)
-        registered = register(self._connection, info=info)
+        try:
+            registered = register(self._connection, info=info)
+        except ConfigurationError:  # it was lowered since
+            info = fetch_info(self._connection)
+            registered = register(self._connection, info=info)
         require_same_clock(registered.info, clock, since_ms=since_ms, address=address)
         if registered.info.cluster_id != self._info.cluster_id:
             raise ConfigurationError(

@@ -269,6 +269,7 @@ def test_a_drain_that_matches_no_live_member_is_refused(cluster):
         pytest.param({"client_id": "../a"}, "client_id", id="client"),
         pytest.param({"client_id": "a", "group_id": "a b"}, "group_id", id="group"),
         pytest.param({"host": ""}, "host", id="no-host"),
+        pytest.param({"host": 5}, "host", id="number"),
         pytest.param({"host": "h" * 256}, "host", id="long-host"),
         pytest.param({"client_id": "a", "group_id": "marshal"}, "group_id", id="own"),
         pytest.param({"client_id": "a", "for_ms": 0}, "for_ms", id="short"),

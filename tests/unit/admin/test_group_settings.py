@@ -35,6 +35,11 @@ def test_a_change_keeps_the_settings_that_it_does_not_name(cluster):
     )
 
 
+def test_changes_that_have_no_names_are_refused(cluster):
+    with pytest.raises(ConfigurationError, match="changes must be a Mapping"):
+        TuningAdmin(cluster).set_group("g", None)
+
+
 def test_an_equal_setting_or_a_dry_run_writes_nothing(cluster):
     admin = TuningAdmin(cluster)
     change = admin.set(handoff_ms=None)

@@ -297,6 +297,7 @@ def test_a_topic_cannot_grow_beyond_what_the_log_accepts(count):
         ("__marshal", 8, "marshal topic resize"),
         ("nowhere", 8, "does not exist"),
         ("t", None, "name the number"),
+        (None, 8, "topic must be a text"),
     ],
 )
 def test_a_growth_without_a_data_topic_and_a_count_is_refused(topic, count, text):

@@ -573,7 +573,7 @@ def test_a_period_beyond_the_limits_is_refused(given, setting):
     assert caught.value.setting == setting
 
 
-@pytest.mark.parametrize("text", ["", "x", "00" * 15, "00" * 17])
+@pytest.mark.parametrize("text", ["", "x", "00" * 15, "00" * 17, None])
 def test_an_operation_id_has_32_hex_digits(text):
     assert op_id_of("0F" * 16) == b"\x0f" * 16
     with pytest.raises(ConfigurationError, match="32 hex digits"):

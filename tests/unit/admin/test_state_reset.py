@@ -143,7 +143,7 @@ def test_a_checkpoint_of_an_earlier_topic_gives_no_position():
 def test_a_reset_of_held_keys_needs_force():
     cluster, _ = story()
     plan = plan_of(cluster)
-    with pytest.raises(ClaimRejected, match="--force"):
+    with pytest.raises(ClaimRejected, match=r"example t-0 of group 'g': .*--force"):
         require_harmless(plan, allow_held=False, allow_reprocess=True)
     require_harmless(plan, allow_held=True, allow_reprocess=False)
 

@@ -66,11 +66,13 @@ def test_secrets_are_masked(path):
     outcome = show(
         *(path, "--profile", "prod", "--origin", "-C", "x.secret=s3"),
         *("-C", "proxy_url=http://user:pr0xy@host:3128"),
+        *("-C", "sasl.oauthbearer.token.endpoint.url=https://u:t0ken@host/a@b"),
         KEY_WORD="k3y",
     )
-    for secret in ("hunter2", "s3", "k3y", "pr0xy"):
+    for secret in ("hunter2", "s3", "k3y", "pr0xy", "t0ken"):
         assert secret not in outcome.output.replace("x.secret", "")
-    assert outcome.stdout.count(MASK) == 4
+    assert outcome.stdout.count(MASK) == 5
+    assert f"https://{MASK}@host/a@b" in outcome.stdout
     assert "variable KEY_WORD" in outcome.stdout
     assert "\x1b" not in outcome.output
     assert outcome.stderr.count("chmod 600") == 1
