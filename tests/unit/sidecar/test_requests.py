@@ -697,8 +697,9 @@ def test_a_connection_that_breaks_leaves_no_timer(served, monkeypatch):
         connection.sendall(REQUEST)
         # A whole response that nobody reads makes the close a reset.
         eventually(lambda: connection.recv(65_536, socket.MSG_PEEK).endswith(b"}"))
-    eventually(lambda: lost)
-    assert lost == [(ConnectionResetError, None)]
+    # The connection of the fixture may end meanwhile, too.
+    eventually(lambda: any(kind is ConnectionResetError for kind, _ in lost))
+    assert not any(timer for _, timer in lost)
 
 
 def test_without_file_descriptors_connections_wait_and_one_line_is_logged(
