@@ -114,7 +114,11 @@ class LeaderSearch:
     """
 
     __slots__ = (
-        *("_ask_at_s", "_clock_s", "_first", "_lost_s", "_often_until_s"),
+        "_ask_at_s",
+        "_clock_s",
+        "_first",
+        "_lost_s",
+        "_often_until_s",
         "_until_s",
     )
 
@@ -132,6 +136,7 @@ class LeaderSearch:
         self._until_s = now_s + ASKED_FOR_S
         if now_s - self._lost_s.get(broker, -AWAY_S) >= AWAY_S:
             self._often_until_s = self._until_s
+            self._ask_at_s = min(self._ask_at_s, now_s + ASK_INTERVAL_S)
         if len(self._lost_s) >= BROKERS_MAX:
             self._lost_s.clear()
         self._lost_s[broker] = now_s

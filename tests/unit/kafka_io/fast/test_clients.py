@@ -101,8 +101,11 @@ def test_requests_about_a_broker_that_stays_away_are_rare(search, world):
         run(search, world, span_s=1)
     assert len(world.asked) - often <= 1.1 * (50 + 4)
     assert search.max_wait_s(5) == module.AWAY_INTERVAL_S
+    world.asked.clear()
     search.start("b2")
     assert search.max_wait_s(5) == module.ASK_INTERVAL_S
+    run(search, world, span_s=1)
+    assert len(world.asked) >= 3
 
 
 def test_a_broker_that_was_back_for_long_counts_as_new(search, world):
