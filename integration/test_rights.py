@@ -181,11 +181,16 @@ def pause(role: Role, _: str, group: str) -> list[str]:
     return []
 
 
-def reset(role: Role, topic: str, group: str) -> list[str]:
+def claimed_before(role: Role, topic: str, group: str) -> None:
+    """Let a member claim the topic's partitions and leave, once."""
     if not role.domain.states(group):
         with role.domain.marshal(group, "w1") as marshal:
             consumer = marshal.consumer(topic)
             eventually(consumer.assignment, "the claim")
+
+
+def reset(role: Role, topic: str, group: str) -> list[str]:
+    claimed_before(role, topic, group)
     with Admin(role.servers, **role.common) as admin:
         done = admin.execute(admin.plan_reset(group, PositionSpec.earliest()))
     return [] if done.mirror_error is None else [str(done.mirror_error)]
@@ -235,10 +240,7 @@ def upgrade(role: Role, topic: str, _: str) -> list[str]:
 
 
 def forget(role: Role, topic: str, group: str) -> list[str]:
-    if not role.domain.states(group):
-        with role.domain.marshal(group, "w1") as marshal:
-            consumer = marshal.consumer(topic)
-            eventually(consumer.assignment, "the claim")
+    claimed_before(role, topic, group)
     with Admin(role.servers, **role.common) as admin:
         admin.forget_keys(group, execute=True)
         assert admin.forget_keys(group, execute=True, allow_existing=True).keys
