@@ -32,6 +32,7 @@ from kafka_marshal.protocol.types import (
     OFFSET_MAX,
     PARTITION_MAX,
     TopicPartition,
+    may_be_same_topic,
     whole_number,
 )
 from kafka_marshal.views.world import World
@@ -465,8 +466,8 @@ def _steps(
             state, known = known_ones[place]
             position = known.next_unclaimed()
             if place.topic in topics:
-                ids = {known.topic_id, topics[place.topic].topic_id}
-                is_current = None in ids or len(ids) == 1
+                topic_id = topics[place.topic].topic_id
+                is_current = may_be_same_topic(known.topic_id, topic_id)
             alive = world.estimated_freshness(state, known) is not Freshness.STALE
             if known.owner is not None and alive:
                 owner = known.owner.client_id

@@ -284,8 +284,8 @@ def _verified(
     if since is not None and since.offsets is not None:
         # The moment may be the end of the log, where nothing is written yet.
         ends = scan.ends
-        within = {t: at for t, at in since.offsets.items() if at != ends.get(t)}
-        Prefix(within, None).require_written(ends, now_ms=wall_ms())
+        others = {t: at for t, at in since.offsets.items() if at != ends.get(t)}
+        Prefix(others, None).require_written(ends, now_ms=wall_ms())
     verifiers, unknown = {}, {}
     for number, restored in scan.restore(since=since).items():
         start, end = scan.starts[number], scan.ends[number]

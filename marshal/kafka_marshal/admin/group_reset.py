@@ -44,6 +44,7 @@ from kafka_marshal.protocol.types import (
     PARTITION_MAX,
     Key,
     TopicPartition,
+    may_be_same_topic,
     whole_number,
 )
 
@@ -512,9 +513,9 @@ def _hex(topic_id: bytes | None) -> str | None:
 
 def _of_topic(state: KeyState | None, info: TopicInfo) -> KeyState | None:
     """Return the state of a key, None if it is of an earlier topic with this name."""
-    if state is None or None in {state.topic_id, info.topic_id}:
-        return state
-    return state if state.topic_id == info.topic_id else None
+    if state is None or not may_be_same_topic(state.topic_id, info.topic_id):
+        return None
+    return state
 
 
 def start_of(state: KeyState | None, committed: int | None) -> int | None:
@@ -641,7 +642,8 @@ def read_plan(path: str | Path) -> PositionPlan:
     Raises:
         ConfigurationError: The file cannot be read, or is no plan.
     """
-    return _plan_of(Path(path), _read(Path(path)))
+    path = Path(path)
+    return _plan_of(path, _read(path))
 
 
 def write_plan(path: Path, plan: PositionPlan) -> None:

@@ -30,7 +30,7 @@ from kafka_marshal.protocol.items import Growth
 from kafka_marshal.protocol.placement import standing_keys
 from kafka_marshal.protocol.records import ENDS_MAX, GROWN_MAX, DataGrowth
 from kafka_marshal.protocol.state import KeyState, WorldState
-from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.protocol.types import Key, TopicPartition, may_be_same_topic
 
 SETTLE_MS = 600_000
 """Longer than a producer takes by default to learn the number of partitions
@@ -617,10 +617,7 @@ class Growing(AdminConnection):
             CoordinationError: The brokers do not know all of the partitions now.
         """
         info = self._describe(growth.topic)
-        is_same = info is not None and (
-            None in {info.topic_id, growth.topic_id} or info.topic_id == growth.topic_id
-        )
-        if not is_same:
+        if info is None or not may_be_same_topic(info.topic_id, growth.topic_id):
             raise ClaimRejected(
                 f"topic {growth.topic!r} was deleted or created again while it grew; "
                 f"to withdraw its growth, run: {command(growth)} --withdraw --execute",

@@ -52,7 +52,7 @@ from kafka_marshal.protocol.records import (
 from kafka_marshal.protocol.resolving import COMMITTED, UNDECIDED
 from kafka_marshal.protocol.state import KeyState, WorldState
 from kafka_marshal.protocol.text import abbreviated
-from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.protocol.types import Key, TopicPartition, may_be_same_topic
 
 PLAN_VERSION = 1
 STAGE_BYTES_MAX = 40_000
@@ -291,8 +291,10 @@ def require_allowed(plan: PositionPlan, known: Mapping[Key, KeyState]) -> None:
         state = known.get(key)
         if plan.undoes is not None:
             _require_undoable(plan, state, target)
-        if state is None or plan.allows_reprocess or _is_of_another(state, target):
+        if state is None or plan.allows_reprocess:
             continue
+        if not may_be_same_topic(target.id_bytes, state.topic_id):
+            continue  # grants of an earlier topic with this name
         if state.repeats_from(target.position):
             raise ClaimRejected(
                 f"{key.topic_partition} is consumed at most once up to offset "
@@ -300,13 +302,6 @@ def require_allowed(plan: PositionPlan, known: Mapping[Key, KeyState]) -> None:
                 "again; nothing is set; allow_reprocess=True allows that",
                 reason="reprocess",
             )
-
-
-def _is_of_another(known: KeyState, target: Target) -> bool:
-    """Return whether a key has the state of an earlier topic with this name."""
-    return None not in {target.id_bytes, known.topic_id} and (
-        target.id_bytes != known.topic_id
-    )
 
 
 def _require_undoable(
@@ -527,7 +522,7 @@ class SetPosition:
 
     def _is_missing(self, partition: int, target: Target) -> bool:
         known = self._world(partition).keys.get(self._plan.key(target))
-        return known is None or _is_of_another(known, target)
+        return known is None or not may_be_same_topic(target.id_bytes, known.topic_id)
 
     def _claim(self, partition: int, target: Target) -> ClaimingPartition:
         known = self._world(partition).keys.get(self._plan.key(target))

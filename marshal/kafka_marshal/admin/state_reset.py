@@ -24,7 +24,7 @@ from kafka_marshal.protocol.placement import keys_of
 from kafka_marshal.protocol.records import ForgettingPartition, Reset
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
 from kafka_marshal.protocol.state import KeyState, WorldState
-from kafka_marshal.protocol.types import Key
+from kafka_marshal.protocol.types import Key, may_be_same_topic
 
 # Parts of a Reset in flight at once.
 IN_FLIGHT_MAX = 8
@@ -174,7 +174,7 @@ def _change(key: Key, now: KeyState | None, then: KeyState | None) -> KeyChange 
 
 def _is_of_earlier_topic(now: KeyState, then: KeyState) -> bool:
     """Return whether the next claim drops the position of ``then`` (PROTOCOL 4.3)."""
-    return None not in {now.topic_id, then.topic_id} and now.topic_id != then.topic_id
+    return not may_be_same_topic(now.topic_id, then.topic_id)
 
 
 def require_harmless(

@@ -43,7 +43,12 @@ from kafka_marshal.protocol.planner import (
 from kafka_marshal.protocol.planner import planned as follow_plan
 from kafka_marshal.protocol.planner import topic as whole_topics
 from kafka_marshal.protocol.state import MemberState, WorldState
-from kafka_marshal.protocol.types import Key, Owner, TopicPartition
+from kafka_marshal.protocol.types import (
+    Key,
+    Owner,
+    TopicPartition,
+    may_be_same_topic,
+)
 
 POLICY_MS_MAX = 500
 POLICY_MS_MIN = 20
@@ -303,8 +308,7 @@ class Subscription:
         info = self.topics.get(holding.key.topic)
         if info is None or self.is_gone(holding.key.topic):
             return True
-        ids = {info.topic_id, holding.topic_id}
-        return None not in ids and len(ids) > 1
+        return not may_be_same_topic(info.topic_id, holding.topic_id)
 
     def drop_topic(self, topic: str) -> None:
         """Drop a topic that was deleted, or that another consumer reads.

@@ -29,7 +29,7 @@ from kafka_marshal.protocol.state import (
     Transitions,
     WorldState,
 )
-from kafka_marshal.protocol.types import Key
+from kafka_marshal.protocol.types import Key, may_be_same_topic
 
 STAGE_REFUSALS = (
     *("unknown_key", "old_topic", "cas", "plan_mismatch", "locked", "held"),
@@ -111,7 +111,7 @@ def _refusal(state: WorldState, key: Key, *, lock: Lock) -> str | None:
         return "unknown_key"
     if lock.topic_id is not None and lock.topic_id in known.retired_topic_ids:
         return "old_topic"
-    if None not in {lock.topic_id, known.topic_id} and lock.topic_id != known.topic_id:
+    if not may_be_same_topic(lock.topic_id, known.topic_id):
         return "cas"
     if known.lock is not None and known.lock.op_id != lock.op_id:
         return "locked"

@@ -14,7 +14,7 @@ from kafka_marshal.protocol import judging
 from kafka_marshal.protocol.items import Growth
 from kafka_marshal.protocol.records import DataGrowth
 from kafka_marshal.protocol.state import GROWTHS, KeyState, Step, Transitions
-from kafka_marshal.protocol.types import Key
+from kafka_marshal.protocol.types import Key, may_be_same_topic
 
 ENDS_KEPT_MAX = 65_536
 """Maximum number of ends of old partitions that are kept, for all growths together."""
@@ -52,14 +52,9 @@ def position_in(known: KeyState | None, *, topic_id: bytes | None) -> int | None
         known: The key, None if it is unknown.
         topic_id: Kafka's id of the topic, None for any topic of its name.
     """
-    if known is None or not _is_same(topic_id, known.topic_id):
+    if known is None or not may_be_same_topic(topic_id, known.topic_id):
         return None
     return known.position
-
-
-def _is_same(one: bytes | None, other: bytes | None) -> bool:
-    """Return whether two ids may name the same topic; None is an unknown id."""
-    return None in {one, other} or one == other
 
 
 def growth_of(
@@ -75,7 +70,7 @@ def growth_of(
     for each in growths:
         if each.topic != key.topic or not _is_new(each, key.partition):
             continue
-        if _is_same(topic_id, each.topic_id):
+        if may_be_same_topic(topic_id, each.topic_id):
             return each
     return None
 
@@ -173,7 +168,7 @@ def growths_of(
     return [
         each
         for each in growths
-        if each.topic == topic and _is_same(topic_id, each.topic_id)
+        if each.topic == topic and may_be_same_topic(topic_id, each.topic_id)
     ]
 
 
@@ -201,7 +196,7 @@ def _is_sound(growth: Growth, next_offset: int) -> bool:
 def _may_follow(one: Growth, other: Growth) -> bool:
     if one.topic != other.topic:
         return one.topic < other.topic
-    is_one_topic = _is_same(one.topic_id, other.topic_id)
+    is_one_topic = may_be_same_topic(one.topic_id, other.topic_id)
     return is_one_topic and one.ends is not None and one.new_count <= other.old_count
 
 

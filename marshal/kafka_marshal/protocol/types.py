@@ -29,6 +29,11 @@ def whole_number(text: str, *, most: int = OFFSET_MAX) -> int | None:
     return found if found <= most else None
 
 
+def may_be_same_topic(one: bytes | None, other: bytes | None) -> bool:
+    """Return whether two ids may be of the same topic; None is an unknown id."""
+    return None in {one, other} or one == other
+
+
 def encodable(text: str) -> str:
     """Return a text with a question mark for each character that UTF-8 cannot encode.
 

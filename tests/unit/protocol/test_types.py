@@ -15,10 +15,19 @@ from kafka_marshal.protocol.types import (
     TokenAfterSeek,
     TopicPartition,
     encodable,
+    may_be_same_topic,
     seek_count_of,
     shared,
     whole_number,
 )
+
+
+def test_an_unknown_id_may_be_that_of_any_topic():
+    assert may_be_same_topic(b"a", b"a")
+    assert may_be_same_topic(b"a", None)
+    assert may_be_same_topic(None, b"a")
+    assert may_be_same_topic(None, None)
+    assert not may_be_same_topic(b"a", b"b")
 
 
 def test_limits_are_those_of_kafka():
