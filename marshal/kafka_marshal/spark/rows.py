@@ -120,25 +120,23 @@ def times_column(
     Raises:
         LogUnreadable: Spark cannot represent a timestamp.
     """
+    import numpy as np
     import pyarrow as pa
 
-    times = _column(times_ms, pa.timestamp("ms", "UTC"))
-    try:
-        return times.cast(pa.timestamp("us", "UTC"))
-    except pa.ArrowInvalid as error:
-        offset, time_ms = next(
-            (int(offset), int(time_ms))
-            for offset, time_ms in zip(offsets, times_ms, strict=True)
-            if abs(int(time_ms)) > _TIME_MS_MAX
-        )
+    times = np.asarray(times_ms, np.int64)
+    if times.size and not -_TIME_MS_MAX <= times.min() <= times.max() <= _TIME_MS_MAX:
+        found = np.flatnonzero((times < -_TIME_MS_MAX) | (times > _TIME_MS_MAX))[0]
+        offset = int(offsets[found])
         place = f"{partition.topic}:{partition.partition}"
         raise LogUnreadable(
-            f"offset {offset} of {partition} has the timestamp {time_ms} ms, which a "
-            "column of Spark cannot hold: its producer probably sets microseconds or "
-            "nanoseconds. Correct the producer, and skip the record: in a stream with "
-            f"marshal groups reset GROUP --topic {place} --to-offset {offset + 1} "
-            "--execute, in a batch with startingOffsets"
-        ) from error
+            f"offset {offset} of {partition} has the timestamp {times[found]} ms, "
+            "which a column of Spark cannot hold: its producer probably sets "
+            "microseconds or nanoseconds. Correct the producer, and skip the record: "
+            f"in a stream with marshal groups reset GROUP --topic {place} "
+            f"--to-offset {offset + 1} --execute, in a batch with startingOffsets"
+        )
+    # Arrow's cast takes three times as long for a slice.
+    return _of_numbers(times * 1_000, pa.timestamp("us", "UTC"))
 
 
 # ``pa.array`` and ``pa.scalar`` import pandas, to check for values of its types. That

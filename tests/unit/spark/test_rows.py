@@ -11,7 +11,12 @@ import pytest
 from kafka_marshal.errors import LogUnreadable
 from kafka_marshal.kafka_io.columns import Slice
 from kafka_marshal.protocol.types import TopicPartition
-from kafka_marshal.spark.rows import arrow_schema, batch_maker, columns
+from kafka_marshal.spark.rows import (
+    arrow_schema,
+    batch_maker,
+    columns,
+    times_column,
+)
 
 T3 = TopicPartition("t", 3)
 
@@ -68,15 +73,23 @@ def test_lists_and_arrays_give_the_same_rows():
     assert made(Slice(np.array([5, 6, 7]), *arrays, None)) == as_lists
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-def test_a_timestamp_out_of_sparks_range_raises_with_its_offset(sign):
+@pytest.mark.parametrize(
+    "time_ms", [1_700_000_000_123_000_000, -1_700_000_000_123_000_000, -(2**63)]
+)
+def test_a_timestamp_out_of_sparks_range_raises_with_its_offset(time_ms):
     """As from a producer that sets nanoseconds, which a topic may allow."""
-    times = np.array([1_700_000_000_123, sign * 1_700_000_000_123_000_000])
+    times = np.array([1_700_000_000_123, time_ms])
     none = pa.nulls(2, pa.binary())
     kinds = np.zeros(2, np.int32)
     rows = Slice(np.array([5, 9]), times, kinds, none, none, None)
     with pytest.raises(LogUnreadable, match=r"offset 9 of t-3 .* t:3 --to-offset 10"):
         made(rows)
+
+
+@pytest.mark.parametrize("time_ms", [(2**63 - 1) // 1_000, -((2**63 - 1) // 1_000)])
+def test_the_last_timestamps_that_spark_can_hold_are_kept(time_ms):
+    found = times_column(np.array([time_ms]), [5], partition=T3)
+    assert found.cast(pa.int64()).to_pylist() == [time_ms * 1_000]
 
 
 def test_slices_of_any_length_have_their_own_partition_and_token():
