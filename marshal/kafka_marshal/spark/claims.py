@@ -8,8 +8,9 @@ confirmed to the coordination log.
 A restarted query trusts its checkpoint for a partition if its new claim directly
 follows the claim in the checkpoint: it continues exactly there, and repeats an
 unfinished batch. If another owner was in between, it starts at the position in the
-coordination log, and drops an unfinished range, which is that owner's work. A position
-that an admin has set counts as another owner.
+coordination log, and drops an unfinished range: the position decides who processes it.
+A position that an admin has set counts as another owner, and so does a move of the key
+to another coordinating partition, where no claim follows those before.
 
 An offset means nothing in another log. If the topic was recreated, or its log ends
 below the position, the query ends with an error. With ``failOnDataLoss = false`` it
@@ -612,8 +613,11 @@ class Claims:
 
     def _drop(self, planned: PlannedRange) -> None:
         LOGGER.warning(
-            "batch_overtaken %s offsets %d to %d: another owner has had the partition "
-            "since token %s, and processes them",
+            "batch_overtaken %s offsets %d to %d, which this batch omits: since the "
+            "claim of token %s the partition was claimed again (by another member, or "
+            "by a run of this query that ended before its first batch), its position "
+            "was set, or it moved to another coordinating partition; its owner, which "
+            "may be this query, continues at the position in the log",
             *(planned.partition, planned.first, planned.end - 1, planned.token),
         )
 

@@ -6,6 +6,8 @@ confirms it by planning the next one.
 
 import pytest
 from enginekit import AMO, H, Stepping, fold, of, pause_for, spec, world, write
+from positionkit import TIMEOUT_MS, operation
+from positionkit import plan as new_positions
 
 from kafka_marshal.engine.replica import LastClaim
 from kafka_marshal.errors import ClaimLost, CoordinationError, PositionError
@@ -360,6 +362,45 @@ def test_a_range_held_by_another_owner_is_dropped_at_once():
     query = Query(cluster, checkpoint)
     assert query.read() == {}
     assert other.held
+
+
+def a_run_ends_before_its_first_batch(cluster):
+    query = Query(cluster, [])
+    cluster.run_until(query.ranges.held, 6 * H)
+    query.crash()
+
+
+def an_admin_sets_the_position(cluster):
+    plan = new_positions(2, count=1)
+    done = operation(cluster, wanted=plan).run(TIMEOUT_MS, drain_ms=TIMEOUT_MS)
+    assert done.outcome == "committed"
+
+
+@pytest.mark.parametrize(
+    ("between", "position"),
+    [
+        (lambda cluster: other_works(cluster, 5), 5),
+        (a_run_ends_before_its_first_batch, 0),
+        (an_admin_sets_the_position, 2),
+    ],
+    ids=["another member", "a run of the query", "a set position"],
+)
+def test_a_dropped_range_is_reported_with_all_that_may_follow(
+    between, position, caplog
+):
+    """Also if this query itself reads the range again."""
+    cluster, checkpoint = world(), []
+    query = Query(cluster, checkpoint)
+    query.plan(Limit(most=6))
+    query.crash()
+    between(cluster)
+    query = Query(cluster, checkpoint)
+    assert query.read() == {}
+    (dropped,) = [r for r in caplog.records if "batch_overtaken" in r.message]
+    assert "t-0 offsets 0 to 5, which this batch omits" in dropped.message
+    assert "which may be this query, continues at the position" in dropped.message
+    cluster.run_until(query.ranges.held, 6 * H)
+    assert query.batch() == {0: [*range(position, 10)]}
 
 
 def query_with_late_ranges(cluster, checkpoint, delay_ms):
