@@ -16,6 +16,8 @@ from kafka_marshal.errors import (
     DeadlineExceeded,
     InvalidTransition,
 )
+from kafka_marshal.kafka_io.settings import ConnectionConfig
+from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
 from kafka_marshal.testing.broker import EmbeddedBroker, free_ports
 
 PARENT = """
@@ -112,6 +114,18 @@ def test_broker_dies_with_a_killed_parent():
     for path in sorted(data.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     data.rmdir()
+
+
+def test_a_broker_may_listen_on_ipv6():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with EmbeddedBroker(host="::1") as broker:
+        assert broker.bootstrap_servers.startswith("[::1]:")
+        with KafkaTopicAdmin(ConnectionConfig(broker.bootstrap_servers)) as admin:
+            (found,) = admin.cluster(timeout_ms=60_000).brokers
+        assert found.address == broker.bootstrap_servers
 
 
 def test_a_data_dir_survives_a_kill_and_an_orderly_end(tmp_path):

@@ -212,7 +212,7 @@ def test_uncovered_partitions_are_counted_and_reported(registry, scrape):
     }
     other = cluster.node("b", spec=spec())
     cluster.run_until(held_by(other, 2), H)
-    cluster.run_until(lambda: node.observer.named("partitions_covered"), H)
+    cluster.run_until(lambda: node.observer.named("partitions_covered"), 2 * H)
     assert scrape()("marshal_uncovered_partitions", GROUP) == 0
 
 

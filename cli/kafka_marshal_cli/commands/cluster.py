@@ -17,7 +17,7 @@ def cluster_id(call: Call) -> None:
     found = {
         "cluster_id": cluster.cluster_id,
         "controller_id": cluster.controller_id,
-        "brokers": [f"{b.node_id}@{b.host}:{b.port}" for b in cluster.brokers],
+        "brokers": [f"{b.node_id}@{b.address}" for b in cluster.brokers],
     }
     as_of = {"time_ms": wall_ms(), "offsets": {}}
     call.answer(Answer(as_of, found))

@@ -229,7 +229,7 @@ class ClusterChecks:
             found = f"{transport.name}: {transport.reason}"
             yield Check("transport", Result.OK, found)
             cluster = admin.cluster()
-            brokers = ", ".join(f"{b.host}:{b.port}" for b in cluster.brokers)
+            brokers = ", ".join(b.address for b in cluster.brokers)
             yield Check("broker", Result.OK, f"{len(cluster.brokers)} ({brokers})")
             if not cluster.has_fetch_by_id:
                 yield Check("kafka", Result.FAILED, _OLD_BROKERS, "upgrade the brokers")

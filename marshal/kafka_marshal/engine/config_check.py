@@ -210,15 +210,23 @@ def unformatted(
 ) -> TopicMisconfigured:
     """Return the error for a topic without a Config.
 
-    Records that do not belong to the protocol show that the topic has another use, so
-    it must not be formatted.
+    Records that do not belong to the protocol show that the topic has another use, and
+    records that do show that the Config was deleted, so it must not be formatted.
     """
     problem = "not formatted: partition 0 carries no Config"
-    count = sum(world.soft.counters.get("undecodable", 0) for world in worlds)
+    found = tuple(worlds)
+    count = sum(world.soft.counters.get("undecodable", 0) for world in found)
     if count:
         return TopicMisconfigured(
             f"this is not a coordination topic: it has no Config, and {count} of its "
             "records are not kafka-marshal's; check the name of the coordination topic",
+            problems=(problem,),
+        )
+    if any(world.next_offset for world in found):
+        return TopicMisconfigured(
+            "the coordination topic has records of kafka-marshal and no Config: Kafka "
+            "has deleted its first records, as it does in a compacted topic; do not "
+            "format it: see docs/reference.md, The log of __marshal has lost its start",
             problems=(problem,),
         )
     return TopicMisconfigured(

@@ -149,6 +149,7 @@ class Subscription:
     _waiting: frozenset[Key] = frozenset()
     # The uncovered keys as last reported, and the local time of that report.
     _reported: tuple[dict[Key, str], int] = attrs.field(factory=lambda: ({}, 0))
+    _uncovered_ms: int = 0
     _policy_runner: PolicyRunner = attrs.field(init=False)
     _watch: TopicWatch = attrs.field(init=False)
     _keys: list[Key] | None = None
@@ -476,7 +477,8 @@ class Subscription:
 
         While members are cut off from the brokers, each claim that a member tries
         covers a key for a moment. So while some keys are uncovered, changes are
-        reported at most once in a heartbeat interval.
+        reported at most once in a heartbeat interval, and that all are covered only
+        once they have been for an interval.
 
         Under a policy of whole topics, the owner of a topic claims its other
         partitions, whatever its limit.
@@ -492,8 +494,11 @@ class Subscription:
         found = {key: why for key in orphans if (why := reasons.get(key.topic))}
         self.uncovered = found
         (known, known_ms), now_ms = self._reported, context.now_ms
-        is_late = now_ms - known_ms >= context.heartbeat_interval_ms
-        if found == known or (found and known and not is_late):
+        if found:
+            self._uncovered_ms = now_ms
+        since_ms = known_ms if found else self._uncovered_ms
+        is_late = now_ms - since_ms >= context.heartbeat_interval_ms
+        if found == known or (known and not is_late):
             return
         self._reported = found, now_ms
         if not found:

@@ -89,6 +89,12 @@ class Broker:
     port: int
     rack: str | None = None
 
+    @property
+    def address(self) -> str:
+        """Its ``host:port``, which ``bootstrap_servers`` accepts; IPv6 has brackets."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
 
 @attrs.frozen
 class ClusterInfo:

@@ -187,6 +187,9 @@ def reclaim(holding: Holding, *, is_settled: bool) -> None:
     progress = holding.progress
     if isinstance(progress, DelegatedGrants) and is_settled:
         progress.settle()
+        if holding.drain is not None:
+            # Nobody finishes the grants that are left, so a drain must not wait.
+            holding.drain = attrs.evolve(holding.drain, until_ms=0)
     elif isinstance(progress, AtLeastOnce):
         progress.tracked_count = 0
 

@@ -193,7 +193,9 @@ class EmbeddedBroker(Closing):
         self._extra = dict(properties or {})
         self._java_options = (*_JAVA_OPTIONS, *java_options)
         self._class_path_first = [os.fspath(each) for each in class_path]
-        self._host = host
+        self._connect_host = host.strip("[]")
+        # In addresses that also name a port, IPv6 has brackets.
+        self._host = f"[{self._connect_host}]" if ":" in host else host
         self._launcher = tuple(launcher)
         self._start_timeout_ms = start_timeout_ms
         self._owner_pid = os.getpid()
@@ -484,7 +486,7 @@ class EmbeddedBroker(Closing):
                 )
             if _STARTED in text:
                 with suppress(OSError):
-                    address = (self._host, self._ports[0])
+                    address = (self._connect_host, self._ports[0])
                     socket.create_connection(address, timeout=1).close()
                     return
             if deadline.is_over:

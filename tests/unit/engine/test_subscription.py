@@ -592,8 +592,17 @@ def test_uncovered_keys_that_change_are_reported_once_an_interval():
     cluster.clock.advance(H)
     assert reported(0, 1) == 2
     assert reported(0, 1) == 2
+    # Each moment in which the only keys are claimed is no coverage.
+    for _ in range(5):
+        assert reported() == 2
+        assert subscription.uncovered == {}
+        assert reported(0, 1) == 2
+        cluster.clock.advance(H // 2)
+    assert not node.observer.named("partitions_covered")
+    assert reported() == 2
+    assert not node.observer.named("partitions_covered")
+    cluster.clock.advance(H // 2)
     assert reported() == 2
     assert node.observer.named("partitions_covered")
-    assert subscription.uncovered == {}
     assert reported(0) == 3, "it begins again"
     subscription.members = members

@@ -3,8 +3,10 @@
 import attrs
 import pytest
 
+from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.topic_rules import (
     WEEK_MS,
+    Broker,
     TopicDescription,
     coordination_configs,
     is_retention_finite,
@@ -113,3 +115,13 @@ def test_finite_retention_needs_checkpoints(retention_ms, has_checkpoints, is_ri
 def test_retention_is_finite_only_with_a_nonnegative_retention_time(value, is_finite):
     configs = {} if value is None else {"retention.ms": value}
     assert is_retention_finite(attrs.evolve(GOOD, configs=configs)) is is_finite
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [("broker-1", "broker-1:9092"), ("::1", "[::1]:9092")],
+)
+def test_the_address_of_a_broker_is_accepted_as_a_server(host, address):
+    broker = Broker(node_id=1, host=host, port=9092)
+    assert broker.address == address
+    assert ConnectionConfig(broker.address).bootstrap_servers == (address,)

@@ -427,6 +427,22 @@ def test_a_late_grant_is_reported_lost_when_its_claim_ends(single, is_dead):
     assert event.fields == {"key": KEY, "ranges": [(5, 9)]}
 
 
+def test_a_late_grant_does_not_delay_the_release_of_a_drained_partition(single):
+    """The client knows nothing of it, so nobody else would end the drain."""
+    a = having(single, count=1, delivery="amo")
+    granted_late(single, a, request=1)
+    (group,) = single.service.groups
+    group.session.drain(group.session.holdings[KEY], reason="surplus")
+    single.cluster.run(100)
+    assert not of(single.cluster, "host-1", ReleasingPartition), "it is in use"
+    a.give_back(KEY, done=5)
+    single.cluster.run(100)
+    (released,) = of(single.cluster, "host-1", ReleasingPartition)
+    assert released.record.reason == "surplus"
+    (event,) = single.events.named("grant_lost")
+    assert event.fields == {"key": KEY, "ranges": [(5, 9)]}
+
+
 def test_a_late_grant_of_an_ended_claim_is_reported_lost_at_once(single):
     a = having(single, count=1, delivery="amo")
     granted(single, a, KEY, 0, 4)

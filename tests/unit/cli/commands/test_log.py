@@ -97,7 +97,11 @@ def test_verify_of_a_sound_log_is_ok(logs):
 
 @pytest.mark.parametrize(
     ("values", "why"),
-    [([], "is not formatted"), ([b"1", b"2"], "is not a coordination topic")],
+    [
+        ([], "is not formatted"),
+        ([b"1", b"2"], "is not a coordination topic"),
+        ([claim()], "do not format it"),
+    ],
 )
 def test_verify_of_an_unformatted_topic_exits_with_code_3(monkeypatch, values, why):
     empty = Log(configured=False), Log(1, configured=False)
