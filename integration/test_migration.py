@@ -182,16 +182,14 @@ def test_a_held_partition_blocks_the_adoption_of_all_partitions(domain, unique):
         ) as marshal,
         marshal.claim(topic, 1),
     ):
-        plan = plan_adoption(
-            domain.servers, group_id=group, coordination_topic=domain.topic
-        )
+        plan = adopted_plan(domain, group)
         assert [step.action for step in plan.steps] == [
             Action.SET,
             Action.HELD,
             Action.SET,
         ]
         with pytest.raises(ClaimRejected, match="held by 'w1'"):
-            adopt(domain.servers, plan=plan, coordination_topic=domain.topic)
+            adopt(connection_of(domain), plan)
     positions = {key: known.position for key, known in domain.world().claims(group)}
     assert set(positions.values()) == {None}
 
@@ -199,19 +197,19 @@ def test_a_held_partition_blocks_the_adoption_of_all_partitions(domain, unique):
 def test_offsets_beyond_the_log_are_shown_and_not_adopted(domain, unique):
     topic, group = domain.data_topic(PARTITIONS, RECORDS), unique("odd")
     commit(domain, group, {(topic, 0): 5, (topic, 1): 999})
-    plan = plan_adoption(
-        domain.servers, group_id=group, coordination_topic=domain.topic
-    )
+    plan = adopted_plan(domain, group)
     assert [step.action for step in plan.steps] == [Action.SET, Action.BEYOND]
     # Only topics that are named are adopted.
     with pytest.raises(ClaimRejected, match="no committed offsets of these topics"):
         adopted_plan(domain, group, topics=["elsewhere"])
 
 
+def connection_of(domain):
+    return {"bootstrap_servers": domain.servers, "coordination_topic": domain.topic}
+
+
 def adopted_plan(domain, group, **options):
-    return plan_adoption(
-        domain.servers, group_id=group, coordination_topic=domain.topic, **options
-    )
+    return plan_adoption(connection_of(domain), group_id=group, **options)
 
 
 def test_offsets_committed_after_the_plan_fail_the_adoption(domain, unique):
@@ -220,7 +218,7 @@ def test_offsets_committed_after_the_plan_fail_the_adoption(domain, unique):
     plan = adopted_plan(domain, group)
     commit(domain, group, {(topic, 0): 6})
     with pytest.raises(ClaimRejected, match="was active during"):
-        adopt(domain.servers, plan=plan, coordination_topic=domain.topic)
+        adopt(connection_of(domain), plan)
 
 
 @pytest.mark.parametrize(

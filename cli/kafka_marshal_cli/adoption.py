@@ -16,7 +16,6 @@ import attrs
 
 from kafka_marshal.admin.pausing import current_person
 from kafka_marshal.client import Marshal
-from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.errors import (
     ClaimRejected,
     ConfigurationError,
@@ -270,21 +269,18 @@ class _Source:
 
 
 def plan_adoption(
-    bootstrap_servers: str | Sequence[str] = SERVERS,
+    connection: Mapping[str, Any],
     *,
     group_id: str,
     from_group: str | None = None,
     from_topic: str | None = None,
     topics: Sequence[str] = (),
-    coordination_topic: str = COORDINATION_TOPIC,
-    options: Mapping[str, Any] | None = None,
-    transport: str = "auto",
     timeout_ms: int = TIMEOUT_MS,
 ) -> AdoptionPlan:
     """Return what adopting a consumer group would do; write nothing.
 
     Args:
-        bootstrap_servers: Addresses of the cluster.
+        connection: Arguments of ``ConnectionConfig``.
         group_id: Group of the coordination log.
         from_group: The old group, a consumer group in Kafka; by default the one
             of the same name.
@@ -292,9 +288,6 @@ def plan_adoption(
             in this topic and a committed offset, the larger one is used, as in the
             original.
         topics: Only these data topics; by default all.
-        coordination_topic: Name of the coordination topic.
-        options: Security and connection options.
-        transport: See ``Marshal``.
         timeout_ms: Longest time of each step.
 
     Raises:
@@ -302,14 +295,9 @@ def plan_adoption(
             topic.
         ClaimRejected: The old group has no committed offsets.
     """
-    settings = ConnectionConfig(
-        bootstrap_servers,
-        coordination_topic=coordination_topic,
-        options=options,
-        transport=transport,
-    )
+    settings = ConnectionConfig(**connection)
     left = from_group or group_id
-    _check(group_id, from_topic, coordination_topic=coordination_topic)
+    _check(group_id, from_topic, coordination_topic=settings.coordination_topic)
     data = KafkaDataLog(settings)
     groups = KafkaGroups(settings)
     try:
@@ -341,12 +329,9 @@ def plan_adoption(
 
 
 def adopt(
-    bootstrap_servers: str | Sequence[str] = SERVERS,
-    *,
+    connection: Mapping[str, Any],
     plan: AdoptionPlan,
-    coordination_topic: str = COORDINATION_TOPIC,
-    options: Mapping[str, Any] | None = None,
-    transport: str = "auto",
+    *,
     person: str | None = None,
     timeout_ms: int = TIMEOUT_MS,
 ) -> AdoptionPlan:
@@ -366,12 +351,9 @@ def adopt(
     if to_set:
         name = f"adopt-{os.getpid()}-{time.time_ns()}"
         with Marshal(
-            bootstrap_servers,
+            **connection,
             group_id=plan.group_id,
             client_id=name,
-            coordination_topic=coordination_topic,
-            options=options,
-            transport=transport,
             state_dir="",
             mirror_offsets=False,
             person=current_person() if person is None else person,
@@ -386,14 +368,11 @@ def adopt(
             for done in work:
                 done.result(0)
     after = plan_adoption(
-        bootstrap_servers,
+        connection,
         group_id=plan.group_id,
         from_group=plan.from_group,
         from_topic=plan.from_topic,
         topics=sorted({step.partition.topic for step in plan.steps}),
-        coordination_topic=coordination_topic,
-        options=options,
-        transport=transport,
         timeout_ms=timeout_ms,
     )
     _require_settled(plan, after)

@@ -444,8 +444,7 @@ def adoption_rows(plan: "AdoptionPlan") -> list[dict[str, Any]]:
     """Return one row per partition of an adoption."""
     return [
         {
-            "topic": step.partition.topic,
-            "partition": step.partition.partition,
+            **step.partition._asdict(),
             "action": step.action.value,
             "source": step.source,
             "offset": step.offset,
@@ -725,28 +724,14 @@ DIRECTIVE_COLUMNS = (
     column("REASON", "reason"),
     column("OPERATION", "op_id"),
 )
-DRAINED_COLUMNS = (
-    column("GROUP", "group_id"),
-    column("TOPIC", "topic"),
-    column("PARTITION", "partition"),
-)
+DRAINED_COLUMNS = RESET_COLUMNS[:3]
 STILL_HELD_COLUMNS = (
     column("TOPIC", "topic"),
     column("PARTITION", "partition"),
     column("FREE IN", "remaining_ms", as_text=duration),
 )
-FORGOTTEN_COLUMNS = (
-    column("GROUP", "group_id"),
-    column("TOPIC", "topic"),
-    column("PARTITION", "partition"),
-    column("EPOCH", "epoch"),
-)
-SNAPSHOT_COLUMNS = (
-    PARTITION_COLUMNS[0],
-    PARTITION_COLUMNS[1],
-    PARTITION_COLUMNS[3],
-    PARTITION_COLUMNS[4],
-)
+FORGOTTEN_COLUMNS = (*DRAINED_COLUMNS, column("EPOCH", "epoch"))
+SNAPSHOT_COLUMNS = PARTITION_COLUMNS[:2] + PARTITION_COLUMNS[3:]
 
 DIFFERENCE_COLUMNS = (
     Column("PARTITION", lambda row: str(row["partition"]), is_number=True),

@@ -80,11 +80,7 @@ Execute = Annotated[
     bool, typer.Option("--execute", help="Make the change; else it is only shown.")
 ]
 """A command with ``--execute`` also gets ``--dry-run``; both together are refused."""
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show the change.")]
-WriteNothing = Annotated[
-    bool,
-    typer.Option("--dry-run", help="Only show the change."),
-]
+WriteNothing = Annotated[bool, typer.Option("--dry-run", help="Only show the change.")]
 """For a command that makes its change without ``--execute``."""
 
 
@@ -416,7 +412,7 @@ _CONNECTION = {
 _TIMEOUT = {"timeout": (Timeout, None)}
 _OUTPUT = {"output": (OutputOption, Output.TABLE)}
 _AS = {"as_": (As, None)}
-_DRY_RUN = {"dry_run": (DryRun, False)}
+_DRY_RUN = {"dry_run": (WriteNothing, False)}
 _DEBUG = {"debug": (Debug, False)}
 
 Body = Callable[..., None]

@@ -290,7 +290,9 @@ class Session:
         if not words or words[0] in {"help", "man"}:
             return [f"{name} " for name in COMMANDS if name.startswith(word)]
         place, slash, begun = word.rpartition("/")
-        node = next(self._walked(place + slash), None)
+        begin = () if word.startswith("/") else self.cwd
+        names = [name for name in place.split("/") if name]
+        _, node = next(self._walk(begin, names), (begin, None))
         if not isinstance(node, Directory):
             return []
         found = []
@@ -300,11 +302,6 @@ class Session:
                 if is_directory or words[0] != "cd":
                     found.append(f"{place}{slash}{name}{'/' if is_directory else ' '}")
         return found
-
-    def _walked(self, text: str) -> Iterator[Node]:
-        begin = () if text.startswith("/") else self.cwd
-        names = [name for name in text.split("/") if name]
-        return (node for _, node in self._walk(begin, names))
 
 
 def _words(line: str) -> list[str]:

@@ -196,7 +196,6 @@ class PlainClient:
         self.http = sidecar.http(headers={api.INSTANCE_HEADER: self.instance})
         self._stream: httpx.Response | None = None
         self._thread: threading.Thread | None = None
-        self._is_reading = False
         self._ended = threading.Event()
         self._beating: threading.Thread | None = None
 
@@ -265,7 +264,6 @@ class PlainClient:
         response = client.send(request, stream=True)
         assert response.status_code == 200, response.read()
         self._stream = response
-        self._is_reading = True
         self._thread = threading.Thread(
             target=self._read, args=(client, response), daemon=True
         )
@@ -284,7 +282,6 @@ class PlainClient:
                         fields = {}
         except httpx.HTTPError:
             pass  # it was ended from either side
-        self._is_reading = False
 
     def _take(self, frame_id: str, fields: dict[str, str]) -> None:
         body = json.loads(fields["data"])

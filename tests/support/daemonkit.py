@@ -53,7 +53,6 @@ class World:
     def open(
         self, connection, observer, *, timeout_ms, on_connected, state_home, **rest
     ):
-        self.opened_with = rest
         self.state_home = state_home
         self.done.append(("open", timeout_ms))
         if self.hold is not None:

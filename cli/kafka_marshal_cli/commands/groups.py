@@ -504,21 +504,22 @@ def adopt(
     """
     from kafka_marshal_cli import adoption
 
+    connection = call.connection()
+    timeout_ms = connection.pop("timeout_ms")
     plan = adoption.plan_adoption(
+        connection,
         group_id=group,
         from_group=from_group,
         from_topic=from_topic,
         topics=topics or (),
-        **call.connection(),
+        timeout_ms=timeout_ms,
     )
     shown = plan
     refusal: ClaimRejected | None = None
     if execute:
         try:
             shown = adoption.adopt(
-                plan=plan,
-                person=call.person,
-                **call.connection(),
+                connection, plan, person=call.person, timeout_ms=timeout_ms
             )
         except ClaimRejected as error:
             refusal = error

@@ -16,6 +16,7 @@ from kafka_marshal.errors import (
     LogUnreadable,
     MalformedRecord,
 )
+from kafka_marshal.protocol.placement import by_partition
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.state import (
@@ -213,8 +214,7 @@ def _past(
 ) -> tuple[Mapping[int, WorldState], str, bytes]:
     world = call.world(at)
     world.require_known()
-    worlds = {state.partition: state for state in world.partitions}
-    return worlds, world.cluster_id or "", world.topic_id or b""
+    return by_partition(world.partitions), world.cluster_id or "", world.topic_id or b""
 
 
 def _live(call: Call) -> tuple[Mapping[int, WorldState], str, bytes]:
@@ -233,7 +233,7 @@ def worlds_of(file: str) -> Mapping[int, WorldState]:
         ConfigurationError: The file cannot be read, or is neither of these.
     """
     if file != "-" and _begins_as_snapshot(file):
-        return {state.partition: state for state in states_of(file)}
+        return by_partition(states_of(file))
     return _dumped(file)
 
 
@@ -297,15 +297,11 @@ def _dumped(file: str) -> Mapping[int, WorldState]:
                 raise _unreadable(file, error) from error
         worlds: dict[int, WorldState] = {}
         try:
-            _exhaust(replay_lines(read_lines(source), worlds))
+            for _ in replay_lines(read_lines(source), worlds):
+                pass
         except (MalformedRecord, LogTruncated, LogUnreadable) as error:
             raise _unreadable(file, error) from error
         return worlds
-
-
-def _exhaust(steps: Iterable[object]) -> None:
-    for _ in steps:
-        pass
 
 
 def _unreadable(

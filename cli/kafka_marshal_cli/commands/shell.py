@@ -10,6 +10,7 @@ import typer
 from kafka_marshal import ConfigurationError, World
 from kafka_marshal.clock import instant
 from kafka_marshal.errors import MarshalError
+from kafka_marshal.protocol.placement import by_partition
 from kafka_marshal.views.log_scan import unknown_text
 from kafka_marshal_cli import parsing
 from kafka_marshal_cli.commands.log_replay import read_lines
@@ -138,7 +139,7 @@ class _Worlds:
                 "standard input has commands here, and no state; name a file",
                 setting="OTHER",
             )
-        states = {state.partition: state for state in self._world.partitions}
+        states = by_partition(self._world.partitions)
         ours = states, self._at is None or self._at.offsets is None
         theirs = states_named(self._call, other, setting="OTHER")
         return difference(*compared(ours, theirs))

@@ -430,7 +430,7 @@ def _sections(world: World) -> tuple[Section, ...]:
 def change_facts(world: World) -> presenters.Row | None:
     """Return the progress of the open change of the count; None without a change."""
     reading = read(
-        {state.partition: state for state in world.partitions},
+        by_partition(world.partitions),
         unread=world.log_start_missing,
         elapsed_ms={
             state.partition: world.elapsed_ms(state.partition)

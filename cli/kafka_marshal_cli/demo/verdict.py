@@ -41,9 +41,9 @@ class Check:
 
     name: str
     held: bool
-    measured: int | None
-    bound: int | None
-    unit: str
+    measured: int | None = None
+    bound: int | None = None
+    unit: str = ""
     text: str
 
     @classmethod
@@ -171,12 +171,10 @@ def _something_happened(
         text = "Nothing was produced, or nothing was processed: nothing is proved."
     else:
         text = f"{produced} records were produced, {len(counts)} of them processed."
-    held = bool(produced and counts and not strange)
     return Check(
         name="Real records, real work",
-        held=held,
+        held=bool(produced and counts and not strange),
         measured=len(counts),
-        bound=None,
         unit="records",
         text=text,
     )
@@ -220,18 +218,16 @@ def _duplicates_alo(evidence: Evidence, works: list[Work]) -> list[Check]:
             f"{len(wrong)} of {duplicates} duplicates have no takeover to explain "
             f"them: {_places(wrong)}."
         )
-    held = not wrong and duplicates <= bound
-    name = "Duplicates stay within their bound"
     return [
         Check(
-            name=name,
-            held=held,
+            name="Duplicates stay within their bound",
+            held=not wrong and duplicates <= bound,
             measured=duplicates,
             bound=bound,
             unit="records",
             text=text,
         ),
-        *_position_ages(evidence, works),
+        _position_ages(evidence, works),
     ]
 
 
@@ -257,7 +253,7 @@ def _at_risk(works: list[Work], takeover: Takeover) -> list[Work]:
     ]
 
 
-def _position_ages(evidence: Evidence, works: list[Work]) -> list[Check]:
+def _position_ages(evidence: Evidence, works: list[Work]) -> Check:
     """Check that positions lag by at most one interval of work (PROTOCOL 6.1)."""
     longest_ms, allowed_ms, held = 0, evidence.heartbeat_interval_ms, True
     for each in evidence.log.takeovers():
@@ -276,16 +272,14 @@ def _position_ages(evidence: Evidence, works: list[Work]) -> list[Check]:
         f"last batch, "
         f"{_seconds(allowed_ms)}."
     )
-    return [
-        Check(
-            name="Positions keep up",
-            held=held,
-            measured=longest_ms,
-            bound=allowed_ms,
-            unit="ms",
-            text=text,
-        )
-    ]
+    return Check(
+        name="Positions keep up",
+        held=held,
+        measured=longest_ms,
+        bound=allowed_ms,
+        unit="ms",
+        text=text,
+    )
 
 
 # --- At most once
@@ -318,7 +312,6 @@ def _lost_amo(evidence: Evidence, lost: tuple[tuple[int, int], ...]) -> Check:
         if len(mine) > evidence.batch:
             crowded.append(f"{len(mine)} of partition {partition}")
     strange = sorted(missing - allowed)
-    bound = evidence.batch * len(ended)
     text = (
         f"{len(lost)} lost: exactly the records that were granted to killed "
         f"consumers and not processed ({_places(lost)}); allowed is a batch of "
@@ -333,10 +326,13 @@ def _lost_amo(evidence: Evidence, lost: tuple[tuple[int, int], ...]) -> Check:
             f"{len(strange)} of {len(lost)} lost records were not granted to a "
             f"killed consumer: {_places(strange)}."
         )
-    held = not strange and not crowded
-    name = "Losses stay within their bound"
     return Check(
-        name=name, held=held, measured=len(lost), bound=bound, unit="records", text=text
+        name="Losses stay within their bound",
+        held=not strange and not crowded,
+        measured=len(lost),
+        bound=evidence.batch * len(ended),
+        unit="records",
+        text=text,
     )
 
 
@@ -377,14 +373,16 @@ def _takeovers(evidence: Evidence) -> list[Check]:
     ]
     if not held_by_dead:
         text = "No consumer was killed while it held a partition."
-        return [_absent(name, text, bound=bound_ms, unit="ms")]
+        return [Check(name=name, held=False, bound=bound_ms, unit="ms", text=text)]
     checks = []
     for claim in held_by_dead:
         partition, _ = place = place_of(claim)
         each = after.get(place)
         if each is None:
             text = f"Partition {partition} was not taken over."
-            checks.append(_absent(name, text, bound=bound_ms, unit="ms"))
+            checks.append(
+                Check(name=name, held=False, bound=bound_ms, unit="ms", text=text)
+            )
             continue
         took_ms = each.took_ms
         is_early = took_ms <= 2 * h_ms
@@ -401,11 +399,10 @@ def _takeovers(evidence: Evidence) -> list[Check]:
                 f"the last heartbeat, before two intervals of {_seconds(h_ms)} "
                 "were over."
             )
-        held = not is_early and took_ms <= bound_ms
         checks.append(
             Check(
                 name=name,
-                held=held,
+                held=not is_early and took_ms <= bound_ms,
                 measured=took_ms,
                 bound=bound_ms,
                 unit="ms",
@@ -420,7 +417,7 @@ def _pause(evidence: Evidence, works: list[Work]) -> list[Check]:
     pause = evidence.pause
     if pause is None:
         text = "The group was not paused, drained and resumed."
-        return [_absent(name, text, bound=0, unit="records")]
+        return [Check(name=name, held=False, bound=0, unit="records", text=text)]
     busy = [w for w in works if pause.drained_at_ms < w.at_ms < pause.ended_at_ms]
     rested_ms = pause.ended_at_ms - pause.drained_at_ms
     places = _places([(w.partition, w.offset) for w in busy])
@@ -432,7 +429,6 @@ def _pause(evidence: Evidence, works: list[Work]) -> list[Check]:
         "requested; allowed are two heartbeat intervals and 3 "
         f"round trips, {_seconds(bound_ms)}."
     )
-    is_soon = drain_ms <= bound_ms
     resumed = any(work.at_ms >= pause.ended_at_ms for work in works)
     went_on = "The group processed records again after the pause."
     if not resumed:
@@ -446,28 +442,14 @@ def _pause(evidence: Evidence, works: list[Work]) -> list[Check]:
         ),
         Check(
             name="A pause takes effect in time",
-            held=is_soon,
+            held=drain_ms <= bound_ms,
             measured=drain_ms,
             bound=bound_ms,
             unit="ms",
             text=drained,
         ),
-        Check(
-            name="A pause ends",
-            held=resumed,
-            measured=None,
-            bound=None,
-            unit="",
-            text=went_on,
-        ),
+        Check(name="A pause ends", held=resumed, text=went_on),
     ]
-
-
-def _absent(name: str, text: str, *, bound: int, unit: str) -> Check:
-    """Return a failed check without a measurement."""
-    return Check(
-        name=name, held=False, measured=None, bound=bound, unit=unit, text=text
-    )
 
 
 def _seconds(value_ms: int) -> str:

@@ -122,7 +122,7 @@ class Admin(
             options=options,
             transport=transport,
         )
-        name = to_name("client_id", client_id or _default_client_id())
+        name = to_name("client_id", client_id or f"admin-{host_label()}-{os.getpid()}")
         person = current_person() if person is None else to_person(person)
         self._sender = Sender(name, person)
         self._state_home = home_of(state_dir)
@@ -404,10 +404,6 @@ def remedy(problem: Problem, topic: str, *, servers: str) -> str:
         )
     change = {"setting": problem.setting, "value": problem.value}
     return set_command(topic, servers, **change)
-
-
-def _default_client_id() -> str:
-    return f"admin-{host_label()}-{os.getpid()}"
 
 
 __all__ = ["Admin", "set_command"]  # commands do not import kafka_io

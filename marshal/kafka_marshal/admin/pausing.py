@@ -6,7 +6,8 @@ import re
 import secrets
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import attrs
@@ -357,7 +358,8 @@ class PauseOperation:
         for partitions in ([self._home], self._others):
             for t in partitions:
                 self._send(t)
-            if not self.hold_until(self._is_paused_in(partitions), timeout_ms):
+            is_paused = partial(self._paused.issuperset, partitions)
+            if not self.hold_until(is_paused, timeout_ms):
                 raise DeadlineExceeded(
                     f"not every coordinating partition accepted the pause of group "
                     f"{self._group_id!r} within {timeout_ms} ms; it ends by itself, or "
@@ -389,9 +391,6 @@ class PauseOperation:
         groups = (world.groups.get(self._group_id) for world in worlds)
         pauses = (group.lasting(self.op_id) for group in groups if group is not None)
         return [pause.until_ms for pause in pauses if pause is not None]
-
-    def _is_paused_in(self, partitions: Sequence[int]) -> Callable[[], bool]:
-        return lambda: self._paused.issuperset(partitions)
 
     def _next_due_ms(self) -> int:
         return self._clock.now_ms() + self._period.for_ms // RENEWALS_PER_PAUSE

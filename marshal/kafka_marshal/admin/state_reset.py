@@ -164,17 +164,13 @@ def plan_state_reset(
 def _change(key: Key, now: KeyState | None, then: KeyState | None) -> KeyChange | None:
     before = (None, None) if now is None else (now.position, now.granted)
     after = (None, None) if then is None else (then.position, then.granted)
-    if now is not None and then is not None and _is_of_earlier_topic(now, then):
-        after = (None, None)
-    if now is not None and then is not None and before == after:
-        return None
+    if now is not None and then is not None:
+        if not may_be_same_topic(now.topic_id, then.topic_id):
+            after = (None, None)  # the next claim drops them (PROTOCOL 4.3)
+        if before == after:
+            return None
     change = "back" if now is None else "gone" if then is None else "moved"
     return KeyChange(key, change, *before, *after)
-
-
-def _is_of_earlier_topic(now: KeyState, then: KeyState) -> bool:
-    """Return whether the next claim drops the position of ``then`` (PROTOCOL 4.3)."""
-    return not may_be_same_topic(now.topic_id, then.topic_id)
 
 
 def require_harmless(

@@ -83,6 +83,14 @@ def moving_key(before, after):
     )
 
 
+def torn(before, after, *, left):
+    """Return a cluster whose admin died in a change, after ``left`` records."""
+    cluster = filled(before)
+    with pytest.raises(Died):
+        Tool(cluster, left=left).resize(after)
+    return cluster
+
+
 def test_the_partition_count_grows_and_shrinks():
     cluster = filled(4)
     for count in (8, 16, 8, 4, 12, 4, 1):
@@ -120,9 +128,7 @@ def steps_of(count, after):
 def test_another_admin_continues_wherever_the_first_one_dies(before, after):
     total = steps_of(before, after)
     for left in range(total):
-        cluster = filled(before)
-        with pytest.raises(Died):
-            Tool(cluster, left=left).resize(after)
+        cluster = torn(before, after, left=left)
         Tool(cluster, "second").resize(after)
         require_whole(cluster, after)
 
@@ -181,9 +187,7 @@ def lose_probes(cluster, *partitions):
 @pytest.mark.parametrize("again", [(8,), (16,), (8, 16), (2, 8)], ids=str)
 def test_a_change_may_follow_one_whose_probes_were_deleted(again):
     """The next admin knows only what the log still has."""
-    cluster = filled(4)
-    with pytest.raises(Died):
-        Tool(cluster, left=4).resize(8)
+    cluster = torn(4, 8, left=4)
     lose_probes(cluster, 4, 5, 6, 7)
     for count in again:
         Tool(cluster, f"to-{count}").resize(count)
@@ -192,9 +196,7 @@ def test_a_change_may_follow_one_whose_probes_were_deleted(again):
 
 @pytest.mark.parametrize("left", range(4, 20, 2))
 def test_another_admin_continues_although_probes_were_deleted(left):
-    cluster = filled(4)
-    with pytest.raises(Died):
-        Tool(cluster, left=3).resize(8)
+    cluster = torn(4, 8, left=3)
     lose_probes(cluster, 4, 5, 6)
     with pytest.raises(Died):
         Tool(cluster, left=left).resize(8)
@@ -212,9 +214,7 @@ def test_partitions_whose_earlier_records_were_deleted_are_used_again():
 
 
 def test_another_count_is_refused_while_a_change_is_open():
-    cluster = filled(4)
-    with pytest.raises(Died):
-        Tool(cluster, left=7).resize(8)
+    cluster = torn(4, 8, left=7)
     for count in (4, 16):
         with pytest.raises(ClaimRejected, match=r"resize --partitions 8") as caught:
             Tool(cluster).resize(count)
@@ -225,9 +225,7 @@ def test_another_count_is_refused_while_a_change_is_open():
 
 def test_a_change_that_partition_0_has_ended_does_not_prevent_the_next():
     total = steps_of(4, 8)
-    cluster = filled(4)
-    with pytest.raises(Died):
-        Tool(cluster, left=total - 3).resize(8)
+    cluster = torn(4, 8, left=total - 3)
     assert fold(cluster, 0).layout is None
     assert fold(cluster, 7).layout is not None
     Tool(cluster).resize(16)
@@ -236,9 +234,7 @@ def test_a_change_that_partition_0_has_ended_does_not_prevent_the_next():
 
 def test_a_retired_partition_without_its_final_does_not_prevent_the_next():
     total = steps_of(8, 4)
-    cluster = filled(8)
-    with pytest.raises(Died):
-        Tool(cluster, left=total - 1).resize(4)
+    cluster = torn(8, 4, left=total - 1)
     assert fold(cluster, 7).layout is not None
     Tool(cluster).resize(2)
     require_whole(cluster, 2)
@@ -335,9 +331,7 @@ def test_partitions_that_kafka_does_not_add_are_an_error():
 
 
 def test_two_changes_of_one_generation_are_refused_as_torn_layout():
-    cluster = filled(4)
-    with pytest.raises(Died):
-        Tool(cluster, left=5).resize(8)
+    cluster = torn(4, 8, left=5)
     config = cluster.config
     other = layout_fence(
         8,
@@ -726,9 +720,7 @@ def test_an_obstacle_abbreviates_a_long_list_of_groups():
 
 
 def test_no_config_is_written_while_a_change_is_open():
-    cluster = filled(4)
-    with pytest.raises(Died):
-        Tool(cluster, left=6).resize(8)
+    cluster = torn(4, 8, left=6)
     assert fold(cluster, 7).config is None
     follower = following(cluster, "other")
     with pytest.raises(ClaimRejected, match="resize --partitions 8"):
@@ -787,9 +779,7 @@ def test_pauses_and_settings_are_refused_while_a_change_is_open():
 
 
 def test_an_old_change_in_a_retired_partition_is_not_an_open_one():
-    cluster = filled(8)
-    with pytest.raises(Died):
-        Tool(cluster, left=steps_of(8, 4) - 1).resize(4)
+    cluster = torn(8, 4, left=steps_of(8, 4) - 1)
     Tool(cluster).resize(4)
     worlds = {t: fold(cluster, t) for t in range(8)}
     require_no_change(worlds)

@@ -38,15 +38,21 @@ run(start, program="marshal")
 """
 
 
-@pytest.mark.parametrize(("argument", "code"), [("--version", 0), ("nope", 2)])
-def test_objects_are_frozen_against_collection_at_exit(argument, code):
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, argument],
+def run(*arguments, env=None):
+    """Run Python with these arguments."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=env,
         capture_output=True,
         text=True,
         timeout=HANG_S,
         check=False,
     )
+
+
+@pytest.mark.parametrize(("argument", "code"), [("--version", 0), ("nope", 2)])
+def test_objects_are_frozen_against_collection_at_exit(argument, code):
+    done = run("-c", PROGRAM, argument)
     assert done.returncode == code
     assert done.stderr.endswith("True\n")
 
@@ -122,14 +128,8 @@ def test_the_exit_code_of_a_result_survives_a_closed_pipe():
 @pytest.mark.parametrize("setting", [{}, {"MARSHAL_AS": "größe"}])
 def test_an_argument_that_the_locale_cannot_decode_is_wrong_usage(setting):
     arguments = [] if setting else ["--reason", "größe"]
-    done = subprocess.run(
-        [sys.executable, "-m", "kafka_marshal_cli", "config", "show", *arguments],
-        env=os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0"} | setting,
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
+    env = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0"} | setting
+    done = run("-m", "kafka_marshal_cli", "config", "show", *arguments, env=env)
     assert done.returncode == 2
     name = "MARSHAL_AS" if setting else "argument"
     assert done.stderr.startswith(
@@ -139,13 +139,7 @@ def test_an_argument_that_the_locale_cannot_decode_is_wrong_usage(setting):
 
 
 def test_an_argument_that_is_not_utf_8_is_wrong_usage():
-    done = subprocess.run(
-        [sys.executable, "-X", "utf8", "-m", "kafka_marshal_cli", "shell", b"g\xff"],
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
+    done = run("-X", "utf8", "-m", "kafka_marshal_cli", "shell", b"g\xff")
     assert done.returncode == 2
     assert r"argument 'g\xff' is not valid in utf-8" in done.stderr
     assert done.stderr.endswith("next: write it in UTF-8\n")

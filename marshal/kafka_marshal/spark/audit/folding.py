@@ -10,6 +10,7 @@ without them an incremental run would write other rows than a run over the whole
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import attrs
 import msgspec
@@ -179,8 +180,7 @@ def begin(source: Source, work: Work, *, bounds: Bounds) -> WorldState:
         CoordinationError: The cluster did not answer.
     """
     number = work.partition
-    log = _opened(source, number)
-    try:
+    with _opened(source, number) as log:
         restored = restore(
             log,
             [number],
@@ -188,20 +188,24 @@ def begin(source: Source, work: Work, *, bounds: Bounds) -> WorldState:
             on_unfit=lambda *_: None,
             timeout_ms=source.timeout_ms,
         )[number]
-    finally:
-        log.close(0)
     if restored.is_log_start_missing:
         raise LogUnreadable(unknown_text([number]))
     return restored.world
 
 
-def _opened(source: Source, partition: int) -> TopicLog:
-    return open_coordination_log(
+@contextmanager
+def _opened(source: Source, *partitions: int) -> Iterator[TopicLog]:
+    """Open the log, or some of its partitions; close it after the block."""
+    log = open_coordination_log(
         source,
         heartbeat_interval_ms=None,
         timeout_ms=source.timeout_ms,
-        only=lambda _: [partition],
+        only=(lambda _: partitions) if partitions else None,
     )
+    try:
+        yield log
+    finally:
+        log.close(0)
 
 
 def read(
@@ -219,13 +223,10 @@ def read(
         DeadlineExceeded: The end was not reached, and no entry arrived in time.
     """
     number = work.partition
-    log = _opened(source, number)
-    try:
+    with _opened(source, number) as log:
         if start is not None:
             log.start_at({number: start}, timeout_ms=source.timeout_ms)
         yield from runs_of(log, work, timeout_ms=source.timeout_ms)
-    finally:
-        log.close(0)
 
 
 def runs_of(
@@ -266,13 +267,8 @@ def log_ends(source: Source) -> LogEnds:
         TopicMisconfigured: There is no such topic.
         CoordinationError: The cluster did not answer.
     """
-    log = open_coordination_log(
-        source, heartbeat_interval_ms=None, timeout_ms=source.timeout_ms
-    )
-    try:
+    with _opened(source) as log:
         ends = dict(log.end_offsets(source.timeout_ms))
-    finally:
-        log.close(0)
     topic_id = log.topic_id
     return LogEnds(log.cluster_id, None if topic_id is None else topic_id.hex(), ends)
 
@@ -287,10 +283,7 @@ def require_coordination_log(source: Source) -> None:
         TopicMisconfigured: There is no such topic, it is empty, or it has another use.
         CoordinationError: The cluster did not answer.
     """
-    log = open_coordination_log(
-        source, heartbeat_interval_ms=None, timeout_ms=source.timeout_ms
-    )
-    try:
+    with _opened(source) as log:
         starts = log.start_offsets(source.timeout_ms)
         ends = log.end_offsets(source.timeout_ms)
         windows = {
@@ -303,8 +296,6 @@ def require_coordination_log(source: Source) -> None:
             if not isinstance(decode(entry.value), Undecodable):
                 return
             apply(worlds[t], entry)
-    finally:
-        log.close(0)
     raise unformatted(worlds.values(), source.coordination_topic)
 
 

@@ -65,10 +65,13 @@ class Table(NamedTuple):
 T = Column("coordinating_partition", INT, "partition of the coordination topic")
 
 
-def _columns(row: type) -> tuple[Column, ...]:
-    """Return the columns for a type of the history's rows, from its annotations."""
+def _history(
+    name: str, meaning: str, row: type, *, has_open_rows: bool = False
+) -> Table:
+    """Return the table of a type of the history's rows, by the row's annotations."""
     hints = get_type_hints(row, include_extras=True).items()
-    return (T, *(column for name, hint in hints for column in _of_field(name, hint)))
+    columns = (T, *(each for field, hint in hints for each in _of_field(field, hint)))
+    return Table(name, meaning, columns, row=row, has_open_rows=has_open_rows)
 
 
 def _of_field(name: str, hint: object) -> tuple[Column, ...]:
@@ -84,52 +87,31 @@ def _of_field(name: str, hint: object) -> tuple[Column, ...]:
     return (Column(name, LONG if int in kinds else STRING, stated),)
 
 
-INTERVALS = Table(
+INTERVALS = _history(
     "intervals",
     "one claim, from the record that won it to the record that ended it",
-    _columns(Interval),
-    row=Interval,
+    Interval,
     has_open_rows=True,
 )
-CLAIMS = Table(
-    "claims", "one claiming record with its verdict", _columns(Attempt), row=Attempt
-)
-HANDOFFS = Table(
-    "handoffs",
-    "a key that went from one owner to the next",
-    _columns(Handoff),
-    row=Handoff,
-)
-GRANTS = Table(
-    "grants",
-    "one request for a grant, with delivery amo",
-    _columns(GrantRow),
-    row=GrantRow,
-)
-PAUSES = Table(
+CLAIMS = _history("claims", "one claiming record with its verdict", Attempt)
+HANDOFFS = _history("handoffs", "a key that went from one owner to the next", Handoff)
+GRANTS = _history("grants", "one request for a grant, with delivery amo", GrantRow)
+PAUSES = _history(
     "pauses",
     "a pause of a group, as one coordinating partition has it",
-    _columns(PauseRow),
-    row=PauseRow,
+    PauseRow,
     has_open_rows=True,
 )
-REFUSED = Table(
-    "refused",
-    "a record, or one heartbeat of a record, without effect",
-    _columns(Rejected),
-    row=Rejected,
+REFUSED = _history(
+    "refused", "a record, or one heartbeat of a record, without effect", Rejected
 )
-POSITIONS = Table(
+POSITIONS = _history(
     "positions",
     "progress of a key: at most one row per key and sample interval",
-    _columns(PositionRow),
-    row=PositionRow,
+    PositionRow,
 )
-IMPORTS = Table(
-    "imports",
-    "a key that came from another coordinating partition",
-    _columns(ImportRow),
-    row=ImportRow,
+IMPORTS = _history(
+    "imports", "a key that came from another coordinating partition", ImportRow
 )
 AGES = Table(
     "ages",

@@ -5,7 +5,6 @@ import re
 from typing import ClassVar
 
 import pytest
-from attrs import evolve
 from changekit import Change
 from logkit import KEY, Log, beat, release
 from opening import Opened
@@ -169,16 +168,22 @@ def test_list_of_a_past_moment_has_no_estimates_and_no_lag(asked, monkeypatch):
 class FakeAdmin(Opened):
     def __init__(self):
         self.asked = []
+        self.held = (Key("g", "t", 0),)
 
     def forget_keys(self, group_id, **asked):
         self.asked.append((group_id, asked))
-        return ForgetPlan(((Key("g", "gone", 1), 7),), (Key("g", "t", 0),), ("t",))
+        return ForgetPlan(((Key("g", "gone", 1), 7),), self.held, ("t",))
+
+
+@pytest.fixture
+def admin(monkeypatch):
+    made = FakeAdmin()
+    monkeypatch.setattr(Call, "admin", lambda self: made)
+    return made
 
 
 @pytest.mark.parametrize("is_executed", [False, True])
-def test_forget_lists_the_forgotten_keys(monkeypatch, is_executed):
-    admin = FakeAdmin()
-    monkeypatch.setattr(Call, "admin", lambda self: admin)
+def test_forget_lists_the_forgotten_keys(admin, is_executed):
     words = ("claims", "forget", "g", "--topic", "gone", "-o", "json")
     outcome = invoke(*words, *(["--execute", "--yes"] if is_executed else []))
     assert outcome.exit_code == 0, outcome.stderr
@@ -193,41 +198,29 @@ def test_forget_lists_the_forgotten_keys(monkeypatch, is_executed):
 
 
 @pytest.mark.parametrize(
-    ("force", "held", "effect"),
+    ("force", "effect"),
     [
-        pytest.param(False, True, "1 of its claims have live owners", id="live owners"),
-        pytest.param(True, False, r"topics of group g exist \(t\)", id="a live topic"),
+        pytest.param(False, "1 of its claims have live owners", id="live owners"),
+        pytest.param(True, r"topics of group g exist \(t\)", id="a live topic"),
     ],
 )
-def test_forget_with_live_owners_or_topics_needs_confirmation(
-    monkeypatch, force, held, effect
-):
-    class Admin(FakeAdmin):
-        def forget_keys(self, group_id, **asked):
-            self.asked.append(asked.get("execute", False))
-            plan = super().forget_keys(group_id)
-            self.asked.pop()
-            return plan if held else evolve(plan, held=())
-
-    admin = Admin()
-    monkeypatch.setattr(Call, "admin", lambda self: admin)
-    words = ["claims", "forget", "g", "--execute", *(["--force"] if force else [])]
+def test_forget_with_live_owners_or_topics_needs_confirmation(admin, force, effect):
+    words = ["claims", "forget", "g", "--execute"]
+    if force:
+        admin.held = ()
+        words.append("--force")
     refused = invoke(*words)
     assert refused.exit_code == 2
     assert re.search(effect, refused.stderr)
     assert "Add --yes" in refused.stderr
-    assert True not in admin.asked
+    assert not any(asked.get("execute") for _, asked in admin.asked)
     done = invoke(*words, "--yes")
     assert done.exit_code == 0, done.stderr
-    assert True in admin.asked
+    assert admin.asked[-1][1]["execute"]
 
 
-def test_forget_without_live_owners_needs_no_confirmation(monkeypatch):
-    class Admin(FakeAdmin):
-        def forget_keys(self, group_id, **asked):
-            return ForgetPlan(((Key("g", "gone", 1), 7),), (), ("t",))
-
-    monkeypatch.setattr(Call, "admin", lambda self: Admin())
+def test_forget_without_live_owners_needs_no_confirmation(admin):
+    admin.held = ()
     assert invoke("claims", "forget", "g", "--execute").exit_code == 0
 
 

@@ -284,12 +284,8 @@ def test_list_shows_the_directive_of_each_member(monkeypatch):
 
 
 @pytest.fixture
-def fence(monkeypatch):
-    def run(admin, *words):
-        monkeypatch.setattr(Call, "admin", lambda self: admin)
-        return CliRunner().invoke(app, ["clients", "fence", "g", "c1", *words])
-
-    return run
+def fence(clients):
+    return lambda admin, *words: clients(admin, "fence", "g", "c1", *words)
 
 
 def test_fence_of_a_live_client_needs_confirmation(fence):

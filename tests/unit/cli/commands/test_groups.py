@@ -248,17 +248,17 @@ def test_describe_refuses_an_unknown_group(world):
 
 
 class FakeAdmin(Opened):
-    def __init__(self, held):
+    def __init__(self):
         self.asked = []
         self.begin_ms = None
         self.until_ms = UNTIL
-        self._held = held
+        self.held = ()
 
     def pause_group(self, group, **wanted):
         self.asked.append((group, wanted))
         topics = tuple(wanted["topics"] or ())
         op_id = "" if wanted["dry_run"] else "ab"
-        return PauseResult(op_id, self.until_ms, self._held, self.begin_ms, topics)
+        return PauseResult(op_id, self.until_ms, self.held, self.begin_ms, topics)
 
     def partition_count(self, topic):
         if topic == "hidden":
@@ -268,6 +268,13 @@ class FakeAdmin(Opened):
     def resume_group(self, group, *, operation, reason, dry_run):
         self.asked.append((group, operation, reason, dry_run))
         return 4
+
+
+@pytest.fixture
+def admin(world, monkeypatch):
+    made = FakeAdmin()
+    monkeypatch.setattr(Call, "admin", lambda self: made)
+    return made
 
 
 @pytest.mark.parametrize("verb", ["pause", "release"])
@@ -281,11 +288,9 @@ class FakeAdmin(Opened):
     ],
 )
 def test_a_pause_reports_claims_that_are_still_held(
-    world, monkeypatch, *, verb, held, arguments, code, wait_ms, message
+    admin, *, verb, held, arguments, code, wait_ms, message
 ):
-    admin = FakeAdmin(held)
-    monkeypatch.setattr(Call, "admin", lambda self: admin)
-    monkeypatch.setattr(Call, "log_ends", lambda _, wanted: {})
+    admin.held = held
     outcome = invoke(
         *("groups", verb, "g", "--for", "10m", "--reason", "why"), *arguments
     )
@@ -304,22 +309,17 @@ def test_a_pause_reports_claims_that_are_still_held(
 @pytest.mark.parametrize(
     ("ahead_ms", "note"), [(59_000, ""), (7_200_000, "is 2h ahead of the brokers")]
 )
-def test_a_pause_set_with_a_clock_that_is_ahead_is_noted(
-    world, monkeypatch, ahead_ms, note
-):
-    admin = FakeAdmin(())
+def test_a_pause_set_with_a_clock_that_is_ahead_is_noted(world, admin, ahead_ms, note):
     (state,) = world.partitions
     admin.until_ms = state.append_time_ms + ahead_ms + 600_000
-    monkeypatch.setattr(Call, "admin", lambda self: admin)
     outcome = invoke("groups", "pause", "g", "--for", "10m")
     assert outcome.exit_code == 0, outcome.output
     assert note in outcome.stderr
     assert bool(note) == ("set the clock" in outcome.stderr)
 
 
-def test_a_dry_run_of_a_pause_lists_the_claims_to_release(world, monkeypatch):
-    admin = FakeAdmin((Key("g", "t", 1),))
-    monkeypatch.setattr(Call, "admin", lambda self: admin)
+def test_a_dry_run_of_a_pause_lists_the_claims_to_release(admin):
+    admin.held = (Key("g", "t", 1),)
     outcome = invoke(
         *("groups", "pause", "g", "--for", "10m", "--dry-run", "--wait", "-o", "json")
     )
@@ -335,10 +335,7 @@ def test_a_dry_run_of_a_pause_lists_the_claims_to_release(world, monkeypatch):
     assert wanted["dry_run"]
 
 
-def test_a_pause_can_be_limited_to_topics_and_partitions(world, monkeypatch):
-    admin = FakeAdmin(())
-    monkeypatch.setattr(Call, "admin", lambda self: admin)
-    monkeypatch.setattr(Call, "log_ends", lambda _, wanted: {})
+def test_a_pause_can_be_limited_to_topics_and_partitions(admin):
     topics = ["orders", "invoices:0,3"]
     chosen = ["--topic", topics[0], "--topic", topics[1]]
     outcome = invoke("groups", "pause", "g", "--for", "10m", *chosen, "-o", "json")
@@ -357,21 +354,16 @@ def test_a_pause_can_be_limited_to_topics_and_partitions(world, monkeypatch):
         ("hidden", ""),
     ],
 )
-def test_a_pause_of_a_missing_topic_or_partition_is_noted(
-    world, monkeypatch, scope, note
-):
-    monkeypatch.setattr(Call, "admin", lambda self: FakeAdmin(()))
+@pytest.mark.usefixtures("admin")
+def test_a_pause_of_a_missing_topic_or_partition_is_noted(scope, note):
     outcome = invoke("groups", "pause", "g", "--for", "10m", "--topic", scope)
     assert outcome.exit_code == 0
     assert note in outcome.stderr
     assert bool(note) == ("has no effect" in outcome.stderr)
 
 
-def test_a_pause_can_have_a_begin_and_an_end(world, monkeypatch):
-    admin = FakeAdmin(())
+def test_a_pause_can_have_a_begin_and_an_end(admin):
     admin.begin_ms = UNTIL - 1_000
-    monkeypatch.setattr(Call, "admin", lambda self: admin)
-    monkeypatch.setattr(Call, "log_ends", lambda _, wanted: {})
     outcome = invoke(
         *("groups", "pause", "g", "--until", "2026-01-31T12:00:00Z"),
         *("--begin", "2026-01-31T10:00:00+01:00"),
@@ -392,19 +384,14 @@ def test_a_pause_needs_either_a_length_or_an_end(world, arguments):
     assert "--until" in outcome.stderr
 
 
-def test_resume_ends_the_pause_of_an_operation(world, monkeypatch):
-    admin = FakeAdmin(())
-    monkeypatch.setattr(Call, "admin", lambda self: admin)
-    monkeypatch.setattr(Call, "log_ends", lambda _, wanted: {})
+def test_resume_ends_the_pause_of_an_operation(admin):
     outcome = invoke("groups", "resume", "g", "--reason", "done", "--operation", "ab")
     assert admin.asked == [("g", "ab", "done", False)]
     assert "partitions count: 4" in outcome.stdout
     assert "is executed:      yes" in outcome.stdout
 
 
-def test_a_dry_run_of_a_resume_counts_the_partitions(world, monkeypatch):
-    admin = FakeAdmin(())
-    monkeypatch.setattr(Call, "admin", lambda self: admin)
+def test_a_dry_run_of_a_resume_counts_the_partitions(admin):
     outcome = invoke("groups", "resume", "g", "--dry-run", "-o", "json")
     assert outcome.exit_code == 0, outcome.output
     assert outcome.stderr == (
@@ -416,8 +403,8 @@ def test_a_dry_run_of_a_resume_counts_the_partitions(world, monkeypatch):
 
 
 @pytest.mark.parametrize("action", [["pause", "--for", "10m"], ["resume"]])
-def test_a_pause_or_resume_of_an_unknown_group_is_noted(world, monkeypatch, action):
-    monkeypatch.setattr(Call, "admin", lambda self: FakeAdmin(()))
+@pytest.mark.usefixtures("admin")
+def test_a_pause_or_resume_of_an_unknown_group_is_noted(action):
     note = "the log knows no members and no claims of group"
     verb, *options = action
     outcome = invoke("groups", verb, "misspelt", *options)

@@ -97,14 +97,20 @@ def test_problems_of_the_topic_decide_the_exit_code(expected, found, code, probl
     assert problem is None or any(problem in each for each in problems)
 
 
+def run(monkeypatch, admin, *words, found=None):
+    """Run a command of ``marshal topic`` with this admin and world."""
+    shown = world(Log()) if found is None else found
+    monkeypatch.setattr(Call, "admin", lambda self: admin)
+    monkeypatch.setattr(Call, "world", lambda self, **_: shown)
+    return CliRunner().invoke(app, ["topic", *words])
+
+
 def info(monkeypatch, written, found, *arguments):
     class FakeAdmin(Opened):
         def report_topic(self):
             return written
 
-    monkeypatch.setattr(Call, "admin", lambda self: FakeAdmin())
-    monkeypatch.setattr(Call, "world", lambda self, **_: found)
-    return CliRunner().invoke(app, ["topic", "info", *arguments])
+    return run(monkeypatch, FakeAdmin(), "info", *arguments, found=found)
 
 
 def test_info_names_every_problem(monkeypatch):
@@ -165,9 +171,7 @@ def test_an_upgrade_is_written_only_with_execute(
                 too_old=(),
             )
 
-    monkeypatch.setattr(Call, "admin", lambda self: FakeAdmin())
-    monkeypatch.setattr(Call, "world", lambda self, **_: world(Log()))
-    outcome = CliRunner().invoke(app, ["topic", "upgrade", *words, "-o", "json"])
+    outcome = run(monkeypatch, FakeAdmin(), "upgrade", *words, "-o", "json")
     assert outcome.exit_code == 0, outcome.output
     found = json.loads(outcome.stdout)
     assert (found["feature_level"], found["feature_level_then"]) == (1, 2)
@@ -199,9 +203,7 @@ def test_a_topic_is_altered_only_with_execute(monkeypatch, words, expected):
             )
 
     log.append(config(2, era=2, level=2))
-    monkeypatch.setattr(Call, "admin", lambda self: FakeAdmin())
-    monkeypatch.setattr(Call, "world", lambda self, **_: world(Log()))
-    outcome = CliRunner().invoke(app, ["topic", "alter", *words, "-o", "json"])
+    outcome = run(monkeypatch, FakeAdmin(), "alter", *words, "-o", "json")
     assert outcome.exit_code == 0, outcome.output
     found = json.loads(outcome.stdout)
     assert calls == [found["is_executed"]] == ["--execute" in words]
@@ -240,10 +242,8 @@ def test_the_number_of_partitions_changes_only_with_execute(monkeypatch, words):
                 partition_count=4,
             )
 
-    monkeypatch.setattr(Call, "admin", lambda self: FakeAdmin())
-    monkeypatch.setattr(Call, "world", lambda self, **_: world(Log()))
-    line = ["topic", "resize", "--partitions", "8", *words]
-    outcome = CliRunner().invoke(app, [*line, "-o", "json"])
+    line = ["resize", "--partitions", "8", *words]
+    outcome = run(monkeypatch, FakeAdmin(), *line, "-o", "json")
     assert outcome.exit_code == 0, outcome.output
     found = json.loads(outcome.stdout)
     assert calls == [
@@ -260,7 +260,7 @@ def test_the_number_of_partitions_changes_only_with_execute(monkeypatch, words):
     assert found["moves"][0]["target"] == 4
     assert "fences 3/8" in outcome.stderr
     assert ("nothing was written" in outcome.stderr) != ("--execute" in words)
-    assert CliRunner().invoke(app, line).exit_code == 0
+    assert run(monkeypatch, FakeAdmin(), *line).exit_code == 0
 
 
 def test_a_resize_to_the_present_number_is_noted(monkeypatch):
@@ -276,9 +276,7 @@ def test_a_resize_to_the_present_number_is_noted(monkeypatch):
                 partition_count=8,
             )
 
-    monkeypatch.setattr(Call, "admin", lambda self: FakeAdmin())
-    monkeypatch.setattr(Call, "world", lambda self, **_: world(Log()))
-    outcome = CliRunner().invoke(app, ["topic", "resize", "--partitions", "8"])
+    outcome = run(monkeypatch, FakeAdmin(), "resize", "--partitions", "8")
     assert "has 8 coordinating partitions already" in outcome.stderr
 
 
