@@ -158,6 +158,13 @@ def test_a_data_dir_with_a_comma_is_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_data_dir_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="writable directory") as caught:
+        EmbeddedBroker(data_dir=tmp_path / "file").start()
+    assert caught.value.setting == "data_dir"
+
+
 def test_refused_properties_are_in_the_error():
     broker = EmbeddedBroker(properties={"process.roles": "nonsense"})
     with pytest.raises(ConfigurationError, match="nonsense"):

@@ -86,7 +86,9 @@ _TABLE: tuple[tuple[type[MarshalError], ExitCode, str], ...] = (
     (CoordinationError, ExitCode.TIMEOUT, "marshal doctor"),
     (MarshalError, ExitCode.FAILED, "marshal doctor"),
 )
-_COMMAND_IN_TEXT = re.compile(r"\bmarshal [a-z]|\b(run|see): \S|\bit with: \S")
+_COMMAND_IN_TEXT = re.compile(
+    r"\bmarshal [a-z]|\b(run|see): \S|\bit with: \S|\bpip install '"
+)
 _FORMAT_IN_TEXT = re.compile(r"\bmarshal topic format\b(?! --coordination-topic)")
 _ARGUMENT_IN_TEXT = re.compile(r"\b([a-z_]+)=True\b")
 """An argument in a message of the library or the sidecar, to be shown as a flag."""

@@ -380,10 +380,11 @@ COMMANDS = {
     "cd": _Command("cd [PATH]", "Change the current directory.", Session.cd),
     "diff": _Command(
         "diff OTHER [PATH]",
-        "Compare with another state: each line is a path, the value here and there.\n"
-        "OTHER is a file of `log snapshot` or `log dump`, `live`, or a moment: an ISO "
-        "time, a time\nago like -5m, or the last offset of a coordinating partition, "
-        "like 3:100.\nPATH: only the differences below it.",
+        "Compare with another state.\n"
+        "Each line is a path, the value here and there.\n"
+        "OTHER is a file of `log snapshot` or `log dump`, `live`, or a moment:\n"
+        "an ISO time, a time ago like -5m, or the last offset of a coordinating\n"
+        "partition, like 3:100.\nPATH: only the differences below it.",
         Session.diff,
     ),
     "exit": _Command("exit", "End the session, as Ctrl-D does.", Session.exit),

@@ -191,6 +191,7 @@ class TableView:
         self._live = live
         self._selection = selection
         self._now_s = now_s
+        self._size = live.console.size
         self._drawn_s = float("-inf")
         self._took_s = 0.0
         self._is_changed = True
@@ -212,22 +213,44 @@ class TableView:
         if (outage is not None) != self._was_away:
             self._was_away = outage is not None
             self._is_changed = True
+        is_resized = self._live.console.size != self._size
+        self._is_changed |= is_resized
         begun_s = self._now_s()
         rest_s = DRAWN_EVERY_S_MIN if self._is_changed else DRAWN_EVERY_S_MAX
         rest_s = max(rest_s, min(RESTS_MIN * self._took_s, REST_S_MAX))
         if begun_s - self._drawn_s < rest_s:
             return
         self._is_changed = False
+        if is_resized:
+            # The terminal folded the drawn lines again: how many they are is unknown.
+            self._size = self._live.console.size
+            self._live.console.clear()
         self._live.update(self._drawn(world, outage), refresh=True)
         self._drawn_s = self._now_s()
         self._took_s = self._drawn_s - begun_s
+
+    def _changes(self, row_count: int) -> list[Text]:
+        """Return the newest changes that fit below the claims.
+
+        They get what ``row_count`` claims leave free, or a third of the terminal.
+        """
+        width, height = self._live.console.size
+        room = max(height // 3, height - row_count - 2 * _TITLE_LINES_MAX)
+        shown: list[Text] = []
+        for line in reversed(self._last):
+            text = Text(escape(line), style="dim")
+            room -= len(text.wrap(self._live.console, width))
+            if room < 0:
+                break
+            shown.insert(0, text)
+        return shown
 
     def _drawn(self, world: World, outage: CoordinationError | None) -> Group:
         rows = self._selection.rows(world, is_away=outage is not None)
         head = f"{len(rows)} claims{_states(rows)} at {instant(world.read_at_ms)}"
         if outage is not None:
             head += f"; THE BROKERS DO NOT ANSWER: {escape(str(outage))}"
-        changes = [Text(escape(line), style="dim") for line in self._last]
+        changes = self._changes(len(rows))
         if not rows:
             return Group(Text(head), Text("no claims"), *changes)
         cells = presenters.claim_columns(

@@ -393,12 +393,19 @@ class EmbeddedBroker(Closing):
             "controller.quorum.voters": f"1@{self._host}:{controller_port}",
             "log.dirs": str(self._place() / "data"),
         }
-        self._place().mkdir(parents=True, exist_ok=True)
         lines = [
             f"{key}={_escaped(str(value))}\n"
             for key, value in (ours | self._extra).items()
         ]
-        self._properties_path().write_text("".join(lines))
+        try:
+            self._place().mkdir(parents=True, exist_ok=True)
+            self._properties_path().write_text("".join(lines))
+        except OSError as error:
+            raise ConfigurationError(
+                f"Kafka cannot keep data in {str(self._place())!r}: {error}. Name a "
+                "writable directory as data_dir, or as TMPDIR for temporary data.",
+                setting="data_dir",
+            ) from error
 
     def _command(self, main_class: str, *arguments: str) -> list[str]:
         assert self._java is not None

@@ -96,6 +96,7 @@ def test_an_error_that_names_a_command_is_unchanged():
         "no group; see: kafka-consumer-groups --bootstrap-server b:1 --list",
         "too open; run: chmod 700 x",
         "see it with: ls",
+        "no pyspark; install the extra: pip install 'kafka-marshal[spark]'",
     ],
 )
 def test_an_error_that_names_another_program_is_unchanged(text):

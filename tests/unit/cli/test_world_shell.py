@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ from kafka_marshal.engine.pause_notes import PauseNote
 from kafka_marshal.errors import CoordinationError
 from kafka_marshal.protocol.types import Key
 from kafka_marshal_cli.commands.log_states import difference
+from kafka_marshal_cli.terminal import WIDTH_DEFAULT
 from kafka_marshal_cli.world_shell import COMMANDS, Session, Source
 from kafka_marshal_cli.world_tree import tree_of
 
@@ -317,4 +319,6 @@ def test_commands_and_paths_are_completed(bench, before, word, found):
 def test_every_command_of_the_shell_has_help(bench):
     shown = bench("help")
     assert [re.split(r"\W", line)[0] for line in shown] == sorted(COMMANDS)
-    assert all(bench(f"man {name}")[0] == each.usage for name, each in COMMANDS.items())
+    pages = [bench(f"man {name}") for name in COMMANDS]
+    assert [page[0] for page in pages] == [each.usage for each in COMMANDS.values()]
+    assert max(map(len, [*shown, *chain.from_iterable(pages)])) <= WIDTH_DEFAULT

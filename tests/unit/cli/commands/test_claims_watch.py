@@ -17,6 +17,7 @@ from kafka_marshal.protocol.records import ReleaseGroup
 from kafka_marshal.views.watch import Change
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.commands.claims_watch import (
+    CHANGES_SHOWN,
     DRAWN_EVERY_S_MAX,
     DRAWN_EVERY_S_MIN,
     LOG_ENDS_EVERY_S,
@@ -241,6 +242,25 @@ def test_the_table_is_drawn_at_changes_and_at_intervals(story, board):
         assert r"DO NOT ANSWER: gone\x1b[31m" in drawn(DRAWN_EVERY_S_MIN)
 
 
+def test_a_terminal_that_is_resized_is_cleared_before_the_next_drawing(story, board):
+    """It has folded the lines drawn before; erasing as many leaves some of them."""
+    clear = "\x1b[2J"
+    story.write(claim("c1"))
+    world = story.watch().world()
+    with board._live:
+        board.start(world)
+        assert clear not in board.screen.getvalue()
+        board._live.console.size = (60, 12)
+        board.now_s[0] += DRAWN_EVERY_S_MIN
+        board.refresh(world, None)
+        before, drawn = board.screen.getvalue().split(clear)
+        assert "c1" in before
+        assert "c1" in drawn
+        board.now_s[0] += DRAWN_EVERY_S_MAX
+        board.refresh(world, None)
+        assert board.screen.getvalue().count(clear) == 1
+
+
 @pytest.mark.parametrize(("takes_s", "rest_s"), [(2.5, 10.0), (60.0, REST_S_MAX)])
 def test_a_table_that_is_slow_to_draw_is_drawn_less_often(
     story, board, takes_s, rest_s
@@ -283,6 +303,34 @@ def test_the_table_fits_into_a_small_terminal(story):
     assert any(line.startswith("... and ") for line in shown)
     assert "unpaused" in " ".join(shown[-3:])
     assert any("worker-with-name" in line for line in shown)
+
+
+def test_long_changes_leave_most_of_a_small_terminal_to_claims(story):
+    """The newest change is shown whole, and no line is cut off."""
+    for partition in range(6):
+        story.write(claim("c1", key=Key("g", "t", partition)))
+    watch = story.watch()
+    console = Console(file=StringIO(), force_terminal=True, width=80, height=18)
+    live = Live(console=console, auto_refresh=False, redirect_stdout=False)
+    board = TableView(live, Selection(None, None))
+    for offset in range(CHANGES_SHOWN):
+        reason = f"reason {offset}, {'which is long ' * 8}its end"
+        board.on_change(
+            Change(
+                what="unpaused",
+                group_id="g",
+                reason=reason,
+                partition=1,
+                offset=offset,
+                time_ms=9,
+            ),
+            watch.world(),
+        )
+    drawn = console.render_lines(board._drawn(watch.world(), None), pad=False)
+    shown = ["".join(part.text for part in line).rstrip() for line in drawn]
+    assert len(shown) <= 18
+    assert sum(" c1 " in line for line in shown) == 6
+    assert f"at 1:{CHANGES_SHOWN - 1}" in shown[-1]
 
 
 def test_claims_without_a_fresh_owner_are_first_in_a_small_terminal(story):
