@@ -16,6 +16,7 @@ import attrs
 
 from kafka_marshal.admin.pausing import current_person
 from kafka_marshal.client import Marshal
+from kafka_marshal.counting import counted
 from kafka_marshal.errors import (
     ClaimRejected,
     ConfigurationError,
@@ -515,8 +516,8 @@ def _require_ready(plan: AdoptionPlan) -> None:
     if plan.blocked:
         first = plan.blocked[0]
         raise ClaimRejected(
-            f"{len(plan.blocked)} partitions cannot be adopted, the first is "
-            f"{first.partition}: {first.note}; nothing was written",
+            f"{counted(len(plan.blocked), 'partition')} cannot be adopted, the first "
+            f"is {first.partition}: {first.note}; nothing was written",
             reason=first.action.value,
         )
 

@@ -20,6 +20,7 @@ from kafka_marshal.admin.client import set_command
 from kafka_marshal.admin.formatting import TopicReport
 from kafka_marshal.admin.growing import command
 from kafka_marshal.clock import duration
+from kafka_marshal.counting import counted
 from kafka_marshal.errors import RAISE_OPEN_FILES, ConfigurationError
 from kafka_marshal.protocol.text import abbreviated
 from kafka_marshal.views.log_scan import Arrival
@@ -274,8 +275,9 @@ def round_trips(
     name, worst = "round trip", max(took_ms)
     limit_ms = heartbeat_interval_ms / 4
     found = (
-        f"at most {worst:.1f} ms in {len(took_ms)} requests; a request is abandoned "
-        f"after {duration(round(limit_ms))}, a quarter of the heartbeat interval"
+        f"at most {worst:.1f} ms in {counted(len(took_ms), 'request')}; a request is "
+        f"abandoned after {duration(round(limit_ms))}, a quarter of the heartbeat "
+        "interval"
     )
     if worst >= limit_ms:
         run = (
@@ -389,7 +391,8 @@ def timestamps(world: World, topic: str, *, servers: str) -> Iterator[Check]:
         state.soft.counters.get("timestamp_type", 0) for state in world.partitions
     )
     if count:
-        found = f"{count} records were not dated by a broker and did not move log time"
+        found = counted(count, "record was", many="records were")
+        found += " not dated by a broker and did not move log time"
         kind = {"setting": "message.timestamp.type", "value": "LogAppendTime"}
         run = set_command(topic, servers, **kind)
         yield Check("timestamps", Result.NOTE, found, run)

@@ -14,7 +14,7 @@ from kafka_marshal.protocol.losses import Loss
 from kafka_marshal.protocol.settings import FAIR, TUNABLES, Settings
 from kafka_marshal.protocol.state import KeyNote, KeyState, MemberState, WorldState
 from kafka_marshal.protocol.text import claim_to_object, offer_to_object
-from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.protocol.types import Key, TopicPartition, lag_of
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.render import (
     NOTHING,
@@ -135,13 +135,8 @@ def with_lag(rows: Iterable[Row], ends: Mapping[TopicPartition, int]) -> list[Ro
     found = []
     for row in rows:
         end = ends.get(TopicPartition(row["topic"], row["partition"]))
-        position = row["position"]
-        lag = None if end is None or position is None else end - position
-        if lag is not None and lag < 0:
-            # An owner may have advanced since the look-up. Without one, the end is of
-            # a topic that was created again.
-            is_owned = row["freshness_estimate"] not in {None, Freshness.STALE.value}
-            lag = 0 if is_owned else None
+        is_owned = row["freshness_estimate"] not in {None, Freshness.STALE.value}
+        lag = lag_of(row["position"], end, is_owned=is_owned)
         found.append({**row, "log_end_offset": end, "lag": lag})
     return found
 

@@ -2,6 +2,7 @@
 
 import operator
 import os
+import sys
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self, SupportsIndex
@@ -153,7 +154,7 @@ class HeldClaim:
             DeadlineExceeded: The release was not read back in time, or the sidecar no
                 longer runs. The partition may still be released.
         """
-        if os.getpid() != self._pid:
+        if os.getpid() != self._pid or sys.is_finalizing():
             return
         deadline = Deadline(to_ms("timeout_ms", timeout_ms), self._clock.now_ms)
         with self._engine.changed:

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -532,7 +533,8 @@ class Marshal(Closing):
                 one consumer in time, the rest of the close does not wait for the log.
 
         An exception of a signal handler, such as Ctrl-C, ends the wait for the log. The
-        connections are closed all the same; claims that were not released expire.
+        connections are closed all the same; claims that were not released expire. While
+        the interpreter ends, as in ``__del__``, nothing is closed.
 
         Raises:
             ConfigurationError: An argument has the wrong type; nothing is closed.
@@ -540,7 +542,7 @@ class Marshal(Closing):
         require_flag("release", release)
         require_flag("restarts", restarts)
         timeout_ms = to_ms("timeout_ms", timeout_ms)
-        if self._is_closed:
+        if self._is_closed or sys.is_finalizing():
             return
         if os.getpid() != self._pid:
             self._is_closed = True

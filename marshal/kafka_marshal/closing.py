@@ -1,5 +1,6 @@
 """A base class that ``with`` blocks close, and new threads for calls that block."""
 
+import sys
 import threading
 import warnings
 from abc import ABC, abstractmethod
@@ -47,7 +48,11 @@ def begin(call: Callable[[], T], *, name: str) -> "Future[T]":
 
 
 class Closing(ABC):
-    """Closes itself at the end of a ``with`` block, also after an exception."""
+    """Closes itself at the end of a ``with`` block, also after an exception.
+
+    Not while the interpreter ends, as in a generator that was never finished: its other
+    threads have stopped for good, so the close would wait for them forever.
+    """
 
     @abstractmethod
     def close(self) -> None:
@@ -64,7 +69,8 @@ class Closing(ABC):
         trace: TracebackType | None,
     ) -> None:
         """Close."""
-        self.close()
+        if not sys.is_finalizing():
+            self.close()
 
 
 def warn_unclosed(dropped: object) -> None:

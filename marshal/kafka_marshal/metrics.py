@@ -28,7 +28,7 @@ from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.granting import AtMostOnce
 from kafka_marshal.protocol.planner import topic as whole_topics
 from kafka_marshal.protocol.state import SKIPPED
-from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.protocol.types import Key, TopicPartition, lag_of
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -388,10 +388,7 @@ def _key_figures(engine: ClaimEngine, session: ClaimSession, key: Key) -> _KeyFi
     if seen is None or not holding.claim.is_owned:
         return _KeyFigures(tally, state=state)
     claim = holding.claim
-    end, position = session.end_of(key), seen.position
-    group_lag = None
-    if end is not None and position is not None:
-        group_lag = max(0, end - position)
+    group_lag = lag_of(seen.position, session.end_of(key), is_owned=True)
     return _KeyFigures(
         state=state,
         epoch=claim.epoch,

@@ -1,8 +1,9 @@
 """The interface of ``transactions`` to a Kafka client that writes transactions."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple, Protocol
 
+from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.types import TopicPartition
 
 MURMUR2_RANDOM = "murmur2_random"
@@ -34,6 +35,20 @@ class Outgoing(NamedTuple):
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...] = ()
     partition: int | None = None
+
+
+def require_data_topics(topics: Collection[str], coordination_topic: str) -> None:
+    """Check that no record is for the coordination topic.
+
+    Raises:
+        ConfigurationError: A record is; it could only damage the log (PROTOCOL 2.1).
+    """
+    if coordination_topic in topics:
+        raise ConfigurationError(
+            f"{coordination_topic!r} is the coordination topic, to which no output may "
+            "be written; send to another topic",
+            setting="topic",
+        )
 
 
 class SourceProgress(NamedTuple):
@@ -86,6 +101,8 @@ class TransactionalWriter(Protocol):
 
         Raises:
             ClaimLost: A later producer has this id; nothing was written.
+            ConfigurationError: A record is for the coordination topic; nothing was
+                written.
             MarshalError: The outcome is unknown. Open again, and check the progress.
         """
         ...

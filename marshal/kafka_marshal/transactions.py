@@ -134,6 +134,7 @@ class Transaction:
 
         Raises:
             InvalidTransition: The transaction has ended.
+            ConfigurationError: A record is for the coordination topic.
             MarshalError: The outcome is unknown, or a record was refused. The records
                 are handed out again unless their output was written.
         """

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -87,6 +88,10 @@ class World:
         return httpx.Client(transport=transport, base_url="http://sidecar", timeout=30)
 
     def get(self, place):
+        # If it is refused, httpx does not close its socket.
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(str(self.path)):
+                return None
         try:
             with self.client() as client:
                 return client.get(place)

@@ -191,6 +191,15 @@ def test_a_lost_claim_reports_that_its_lease_expired(cluster):
     assert caught.value.reason == "lease_expired"
 
 
+def test_a_release_does_nothing_while_the_interpreter_ends(cluster, monkeypatch):
+    _, claim = winning(cluster)
+    with monkeypatch.context() as ending:
+        ending.setattr("sys.is_finalizing", lambda: True)
+        claim.release()
+    cluster.run(100)
+    assert fold(cluster).keys[KEY].owner is not None
+
+
 def test_a_release_with_an_unreachable_log_ends_at_its_deadline(cluster):
     node, claim = winning(cluster)
     node.cut(is_cut=True)

@@ -134,6 +134,14 @@ def test_a_client_dropped_open_warns(cluster, tmp_path):
     left.close()
 
 
+def test_a_client_stays_open_while_the_interpreter_ends(cluster, tmp_path, monkeypatch):
+    with opened(tmp_path) as marshal, monkeypatch.context() as ending:
+        ending.setattr("sys.is_finalizing", lambda: True)
+        marshal.close()
+        assert not marshal._is_closed
+    assert marshal._is_closed
+
+
 def test_a_client_closed_or_never_opened_is_dropped_without_warning(cluster, tmp_path):
     marshal = opened(tmp_path)
     marshal.close()

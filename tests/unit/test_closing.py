@@ -1,5 +1,7 @@
 """Objects that ``with`` blocks close, and calls on threads of their own."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -19,6 +21,28 @@ def test_an_object_is_closed_at_the_end_of_its_block():
     with Door() as door:
         assert door.closed_count == 0
     assert door.closed_count == 1
+
+
+UNFINISHED = """
+import threading
+from kafka_marshal.closing import Closing
+
+class Door(Closing):
+    def close(self):
+        threading.Thread(target=print, daemon=True).start()
+
+def through():
+    with Door():
+        yield
+
+opened = through()
+next(opened)
+"""
+
+
+def test_the_end_of_the_interpreter_does_not_wait_for_a_close():
+    """No thread starts any more, so ``close`` would wait for it forever."""
+    subprocess.run([sys.executable, "-c", UNFINISHED], check=True, timeout=120)
 
 
 def test_begin_returns_a_future_with_the_outcome():

@@ -763,6 +763,16 @@ def test_unavailable_metadata_is_requested_again(cluster):
 # --- Ending ---
 
 
+def test_a_close_does_nothing_while_the_interpreter_ends(cluster, monkeypatch):
+    node = owning(cluster, most=4)
+    with monkeypatch.context() as ending:
+        ending.setattr("sys.is_finalizing", lambda: True)
+        node.consumer.close()
+    assert not node.consumer.is_closed
+    cluster.run(100)
+    assert fold(cluster).keys[KEY].owner is not None
+
+
 def test_closing_releases_at_the_position(cluster):
     node = owning(cluster, most=4)
     node.consumer.commit(polled(node))

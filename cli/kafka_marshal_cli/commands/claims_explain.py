@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from kafka_marshal import ConfigurationError, CoordinationError, Key, KeyHistory, World
+from kafka_marshal.counting import counted
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal.protocol.placement import by_partition, place_under
 from kafka_marshal_cli import history_presenters, parsing
@@ -65,8 +66,9 @@ def require_exists(call: Call, key: Key) -> None:
             setting="TOPIC",
         )
     if key.partition >= count:
+        numbers = "0" if count == 1 else f"0 to {count - 1}"
         raise ConfigurationError(
-            f"topic {key.topic!r} has {count} partitions, 0 to {count - 1}, and no "
+            f"topic {key.topic!r} has {counted(count, 'partition')}, {numbers}, and no "
             f"partition {key.partition}",
             setting="PARTITION",
         )

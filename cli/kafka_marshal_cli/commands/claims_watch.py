@@ -15,6 +15,7 @@ from rich.text import Text
 
 from kafka_marshal import CoordinationError, TopicPartition, World, WorldWatch
 from kafka_marshal.clock import instant
+from kafka_marshal.counting import counted
 from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.views.watch import Change
 from kafka_marshal_cli import parsing, presenters
@@ -247,7 +248,8 @@ class TableView:
 
     def _drawn(self, world: World, outage: CoordinationError | None) -> Group:
         rows = self._selection.rows(world, is_away=outage is not None)
-        head = f"{len(rows)} claims{_states(rows)} at {instant(world.read_at_ms)}"
+        head = f"{counted(len(rows), 'claim')}{_states(rows)}"
+        head += f" at {instant(world.read_at_ms)}"
         if outage is not None:
             head += f"; THE BROKERS DO NOT ANSWER: {escape(str(outage))}"
         changes = self._changes(len(rows))

@@ -9,6 +9,7 @@ from kafka_marshal import ConfigurationError, DeadlineExceeded
 from kafka_marshal.admin.draining import DirectiveResult
 from kafka_marshal.admin.fencing import ClientProcess, FenceResult
 from kafka_marshal.clock import duration, instant
+from kafka_marshal.counting import counted
 from kafka_marshal.identity import forget_client, state_home
 from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal_cli import confirmation, parsing, presenters
@@ -157,7 +158,7 @@ def _confirm_fence(
         confirmation.require(
             client,
             effect=f"client {client} of group {group} {state} on host {hosts} and "
-            f"holds {count} partitions; fencing ends its claims",
+            f"holds {counted(count, 'partition')}; fencing ends its claims",
             yes=False,
         )
 
@@ -199,7 +200,7 @@ def _answer_fence(call: Call, result: FenceResult, *, dry_run: bool) -> None:
     as_of = {"time_ms": wall_ms(), "offsets": {}}
     call.answer(Answer(as_of, facts, sections, shown))
     if dry_run and result.is_changed:
-        notify(f"nothing was written; {len(held)} claims would end")
+        notify(f"nothing was written; {counted(len(held), 'claim')} would end")
     elif not result.is_changed:
         notify("nothing was written: all processes of the client are fenced, or gone")
 
@@ -252,13 +253,13 @@ def drain(
             operation=operation,
             reason=reason,
             wait_ms=call.timeout_ms if wait else 0,
-            on_progress=lambda count: notify(f"{count} partitions are still held"),
+            on_progress=lambda count: notify(_still_held(count)),
             dry_run=dry_run,
         )
     _answer_directive(call, result, dry_run=dry_run)
     if wait and result.held and not dry_run:
         raise DeadlineExceeded(
-            f"{len(result.held)} partitions are still held: no other member may "
+            f"{_still_held(len(result.held))}: no other member may "
             "take them, or their records are not handled yet; wait with the same "
             f"command and --operation {result.operation}"
         )
@@ -441,3 +442,7 @@ def forget(
         "is_removed": is_removed,
     }
     call.answer(Answer(presenters.as_of(world), found))
+
+
+def _still_held(count: int) -> str:
+    return counted(count, "partition is still held", many="partitions are still held")

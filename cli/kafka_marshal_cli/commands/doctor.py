@@ -12,6 +12,7 @@ import typer
 from kafka_marshal import MarshalError, World, __version__, native
 from kafka_marshal.admin.client import UNCLEAN, remedy, set_command
 from kafka_marshal.clock import duration
+from kafka_marshal.counting import counted
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.defaults import format_command
 from kafka_marshal.errors import ConfigurationError, LogUnreadable
@@ -243,8 +244,8 @@ class ClusterChecks:
             found = f"{topic} does not exist"
             yield Check("topic", Result.FAILED, found, self._remedy("format"))
             return
-        count = report.topic.partition_count
-        found = f"{topic}, {count} partitions, {report.topic.replication} replicas"
+        count = counted(report.topic.partition_count, "partition")
+        found = f"{topic}, {count}, {counted(report.topic.replication, 'replica')}"
         yield Check("topic", Result.OK, found)
         yield from checks.rights(report)
         self._leaders = dict(report.topic.leaders)
@@ -294,7 +295,7 @@ class ClusterChecks:
         took_s = time.monotonic() - began
         count = sum(ends.values())
         rate = round(count / max(took_s, 0.001))
-        found = f"{count} records read to the end, {rate}/s"
+        found = f"{counted(count, 'record')} read to the end, {rate}/s"
         yield Check("log", Result.OK, found)
         bad = sum(
             state.soft.counters.get("undecodable", 0) for state in self.world.partitions

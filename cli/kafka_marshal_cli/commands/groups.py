@@ -12,6 +12,7 @@ from kafka_marshal import (
     DeadlineExceeded,
 )
 from kafka_marshal.clock import instant
+from kafka_marshal.counting import counted
 from kafka_marshal.protocol.placement import by_partition
 from kafka_marshal.protocol.settings import TUNABLES
 from kafka_marshal_cli import parsing, presenters
@@ -246,7 +247,7 @@ def pause(
     world = call.world()
     _answer_pause(call, world, result, group=group, reason=reason, dry_run=dry_run)
     if dry_run:
-        notify(f"nothing was written; {len(held)} claims would be released")
+        notify(f"nothing was written; {counted(len(held), 'claim')} would be released")
         return
     if for_ms is not None and begin_ms is None:
         note_clock_ahead(world, written_ms=result.until_ms - for_ms)
@@ -256,7 +257,8 @@ def pause(
             f"{wait_ms} ms; see: marshal groups describe {group}"
         )
     if held and result.begin_ms is None:
-        notify(f"{len(held)} claims are not released yet; --wait waits for that")
+        text = counted(len(held), "claim is", many="claims are")
+        notify(f"{text} not released yet; --wait waits for that")
 
 
 def _answer_pause(

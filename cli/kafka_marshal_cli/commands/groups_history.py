@@ -7,6 +7,7 @@ import typer
 from kafka_marshal import ConfigurationError, GroupHistory
 from kafka_marshal.admin.finishing import open_operations
 from kafka_marshal.admin.growing import command as command_of
+from kafka_marshal.counting import counted
 from kafka_marshal.history.actions import OPEN
 from kafka_marshal.history.admin_records import DIRECTIVES
 from kafka_marshal.history.wording import action_to_object
@@ -33,8 +34,9 @@ def _notify_open(found: GroupHistory, group: str | None) -> None:
     for each in open_operations(worlds, group):
         state = "committed" if each.is_committed else "undecided"
         notify(
-            f"operation {each.op_id} is {state}, and has locked {len(each.locked)} "
-            f"partitions; to end it, run: marshal groups finish {each.group_id}"
+            f"operation {each.op_id} is {state}, and has locked "
+            f"{counted(len(each.locked), 'partition')}; to end it, run: "
+            f"marshal groups finish {each.group_id}"
         )
     for growth in (growth for world in worlds for growth in world.growths):
         if growth.ends is None:

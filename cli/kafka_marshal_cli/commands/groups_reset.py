@@ -25,6 +25,7 @@ from kafka_marshal.admin.group_reset import (
     stored_plan,
     write_plan,
 )
+from kafka_marshal.counting import counted
 from kafka_marshal.identity import state_home
 from kafka_marshal.protocol.hashing import coordinating_partition
 from kafka_marshal.protocol.text import abbreviated
@@ -484,9 +485,10 @@ def _advise(plan: ResetPlan, result: ResetResult | None) -> None:
     if result is None:
         notify("nothing was written to the log; --execute sets the positions")
         if plan.repeats_count and not plan.positions.allows_reprocess:
+            text = counted(plan.repeats_count, "partition is", many="partitions are")
             notify(
-                f"{plan.repeats_count} partitions are consumed at most once and would "
-                "go back: --execute needs --allow-reprocess"
+                f"{text} consumed at most once and would go back: --execute needs "
+                "--allow-reprocess"
             )
         return
     if result.mirror_error is not None:

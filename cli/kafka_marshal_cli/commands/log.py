@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from kafka_marshal.counting import counted
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal_cli.lazy import LazyCommand, lazy_group
 from kafka_marshal_cli.parsing import Moment
@@ -103,7 +104,7 @@ def dump(
         if partition is not None and partition not in scan.ends:
             raise ConfigurationError(
                 f"--partition is {partition}, and the coordination topic has "
-                f"{len(scan.ends)} partitions; see: marshal topic info",
+                f"{counted(len(scan.ends), 'partition')}; see: marshal topic info",
                 setting="--partition",
             )
         scan.select(partition, first=from_ or 0, last=to)

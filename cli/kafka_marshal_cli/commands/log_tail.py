@@ -12,6 +12,7 @@ import typer
 
 from kafka_marshal import ConfigurationError, WorldWatch
 from kafka_marshal.clock import instant
+from kafka_marshal.counting import counted
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.codec import Undecodable, decode, person_of
 from kafka_marshal.protocol.rationalizer import apply
@@ -425,7 +426,7 @@ def tail(
         if partition is not None and partition not in watch.ends:
             raise ConfigurationError(
                 f"--partition is {partition}, and the coordination topic has "
-                f"{len(watch.ends)} partitions; see: marshal topic info",
+                f"{counted(len(watch.ends), 'partition')}; see: marshal topic info",
                 setting="--partition",
             )
         idle = Idle(idle_ms)

@@ -13,6 +13,7 @@ import msgspec
 from kafka_marshal.admin.connection import AdminConnection
 from kafka_marshal.admin.formatting import check_interval, check_limits
 from kafka_marshal.arguments import with_plain_arguments
+from kafka_marshal.counting import counted
 from kafka_marshal.engine.config_check import (
     require_level,
     require_newest,
@@ -239,7 +240,7 @@ def require_members(plan: UpgradePlan) -> None:
     """
     if plan.too_old:
         raise ClaimRejected(
-            f"{len(plan.too_old)} live members would stop, for example "
+            f"{counted(len(plan.too_old), 'live member')} would stop, for example "
             f"{plan.too_old[0]}: their release does not support feature level "
             f"{plan.level_then}; upgrade them first",
             reason="level",

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from kafka_marshal.arguments import to_plain, to_whole
+from kafka_marshal.counting import counted
 from kafka_marshal.engine.config_check import require_cluster, require_no_change
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import (
@@ -124,8 +125,8 @@ def format_log(
     worlds = follower.worlds
     if len(worlds) < wanted.partition_count and worlds[0].config is None:
         raise TopicMisconfigured(
-            f"the coordination topic has {len(worlds)} partitions and "
-            f"{wanted.partition_count} are requested; request fewer, or create the "
+            f"the coordination topic has {counted(len(worlds), 'partition')} "
+            f"and {wanted.partition_count} are requested; request fewer, or create the "
             "topic again"
         )
     if worlds[0].config is None:

@@ -14,6 +14,7 @@ import attrs
 from kafka_marshal.admin.connection import AdminConnection
 from kafka_marshal.admin.pausing import ignore_progress
 from kafka_marshal.arguments import require_text, to_whole, with_plain_arguments
+from kafka_marshal.counting import counted
 from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.kept_states import POLL_MS
 from kafka_marshal.errors import (
@@ -189,11 +190,12 @@ def _known(known: Iterable[Growth], count: int, info: TopicInfo) -> Growth | Non
     for each in known:
         reached = each.old_count if each.ends is None else each.new_count
         if info.partition_count < reached:
+            count_text = counted(info.partition_count, "partition")
             raise ClaimRejected(
-                f"topic {each.topic!r} has {info.partition_count} partitions, and the "
-                f"log knows its growth from {each.old_count} to {each.new_count}, "
-                "which is of an earlier topic of that name; to withdraw it, run: "
-                f"{command(each)} --withdraw --execute",
+                f"topic {each.topic!r} has {count_text}, and the log knows its growth "
+                f"from {each.old_count} to {each.new_count}, which is of an "
+                f"earlier topic of that name; to withdraw it, run: {command(each)} "
+                "--withdraw --execute",
                 reason="growth",
             )
         if each.new_count == count and (

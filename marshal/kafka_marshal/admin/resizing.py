@@ -18,6 +18,7 @@ import msgspec
 from kafka_marshal.admin.connection import AdminConnection
 from kafka_marshal.admin.pausing import ignore_progress
 from kafka_marshal.arguments import to_whole, with_plain_arguments
+from kafka_marshal.counting import counted
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.defaults import format_command
 from kafka_marshal.engine.config_check import unformatted
@@ -419,8 +420,9 @@ def _lagging(
 def _members(lagging: Sequence[tuple[str, str]]) -> list[Obstacle]:
     if not lagging:
         return []
+    members = counted(len(lagging), "live member does", many="live members do")
     text = (
-        f"{len(lagging)} live members do not follow a change, for example "
+        f"{members} not follow a change, for example "
         f"{'/'.join(lagging[0])}: their release is too old, and they would claim "
         "nothing any more; upgrade them first, or leave them behind with "
         "--ignore-members"
@@ -484,9 +486,10 @@ def wait_text(wait: Wait) -> str:
     left = "" if wait.left_ms is None else f", for up to {wait.left_ms} ms"
     match wait.reason:
         case "owned":
-            what = f"{wait.key_count} keys of client {wait.client_id!r}"
+            what = f"{counted(wait.key_count, 'key')} of client {wait.client_id!r}"
         case "unresolved":
-            what = f"positions that are being set ({wait.key_count} locked keys)"
+            locked = counted(wait.key_count, "locked key")
+            what = f"positions that are being set ({locked})"
         case "quiet":
             what = "the quiet time of a reset"
         case "adoption":
@@ -701,10 +704,10 @@ class Resizing(AdminConnection):
         follower = self._follow()
         while len(follower.replicas) < count:
             if deadline.is_over:
+                found = counted(len(follower.replicas), "partition")
                 raise DeadlineExceeded(
-                    f"the coordination topic has {len(follower.replicas)} partitions, "
-                    f"and {count} are needed; check the brokers with: marshal doctor, "
-                    "then repeat the command"
+                    f"the coordination topic has {found}, and {count} are needed; "
+                    "check the brokers with: marshal doctor, then repeat the command"
                 )
             follower = self._follow_again()
         follower.catch_up(self._timeout_ms)

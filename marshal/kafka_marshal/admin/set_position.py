@@ -28,6 +28,7 @@ from kafka_marshal.admin.pausing import (
     held_keys,
     ignore_progress,
 )
+from kafka_marshal.counting import counted
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine.config_check import require_level
 from kafka_marshal.engine.follower import Awaited, Follower
@@ -251,11 +252,11 @@ def _require_every_key(
         for key, known in sorted(keys_of(worlds, group_id).items())
         if known.previous and key not in keys
     ]
-    if count not in {None, found}:
+    if count is not None and count != found:
         raise ClaimRejected(
-            f"operation {op_id} set {count} partitions, and {found} of them can be set "
-            "back: a topic was created again, or keys were forgotten; partial=True "
-            "sets back only these",
+            f"operation {op_id} set {counted(count, 'partition')}, and {found} of "
+            "them can be set back: a topic was created again, or keys were forgotten; "
+            "partial=True sets back only these",
             reason="partial",
         )
     if count is None and others:

@@ -12,6 +12,7 @@ import attrs
 from kafka_marshal.admin.connection import AdminConnection
 from kafka_marshal.admin.finishing import require_resolved
 from kafka_marshal.arguments import require_name, with_plain_arguments
+from kafka_marshal.counting import counted
 from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
 from kafka_marshal.engine.kept_states import KeptState
 from kafka_marshal.engine.replica import Replica
@@ -183,18 +184,19 @@ def require_harmless(
             processed records again, and that is not allowed.
     """
     if plan.held and not allow_held:
-        key = plan.held[0]
+        key, of = plan.held[0], f"of partition {plan.partition}"
+        held = counted(len(plan.held), f"key {of} is held", many=f"keys {of} are held")
         raise ClaimRejected(
-            f"{len(plan.held)} keys of partition {plan.partition} are held, for "
-            f"example {key.topic_partition} of group {key.group_id!r}: stop their "
-            "clients or pause their groups first, or override them with --force",
+            f"{held}, for example {key.topic_partition} of group {key.group_id!r}: "
+            "stop their clients or pause their groups first, or override them with "
+            "--force",
             reason="held",
         )
     if plan.repeats_count and not allow_reprocess:
         raise ClaimRejected(
-            f"{plan.repeats_count} keys of partition {plan.partition} would go back, "
-            "so that records are handed out again that were processed or granted at "
-            "most once; allow_reprocess=True allows that",
+            f"{counted(plan.repeats_count, 'key')} of partition {plan.partition} would "
+            "go back, so that records are handed out again that were processed "
+            "or granted at most once; allow_reprocess=True allows that",
             reason="reprocess",
         )
 

@@ -5,6 +5,7 @@ A module of its own, because administrative commands check Configs without an en
 
 from collections.abc import Iterable, Mapping
 
+from kafka_marshal.counting import counted
 from kafka_marshal.defaults import COORDINATION_TOPIC, format_command
 from kafka_marshal.errors import (
     ClaimRejected,
@@ -44,9 +45,9 @@ def agreed_config(
     require_cluster(config, cluster_id)
     if config.partition_count > len(worlds) and worlds[0].layout is None:
         problem = (
-            f"the coordination topic has {len(worlds)} partitions and its Config "
-            f"says {config.partition_count}; the topic was deleted and created again, "
-            "or lost partitions"
+            f"the coordination topic has {counted(len(worlds), 'partition')} and its "
+            f"Config says {config.partition_count}; the topic was deleted and created "
+            "again, or lost partitions"
         )
         raise TopicMisconfigured(problem, problems=(problem,))
     torn = [

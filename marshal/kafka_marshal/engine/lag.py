@@ -10,7 +10,7 @@ from typing import NamedTuple
 from kafka_marshal.ports import Pending
 from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.granting import AtMostOnce
-from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.protocol.types import Key, TopicPartition, lag_of
 
 from .heartbeats import INTERVALS_PER_H
 from .holding import Holding
@@ -160,9 +160,7 @@ class LagWatch:
         if isinstance(holding.progress, AtMostOnce):
             seen = self._context.glance(holding.key)
             position = None if seen is None else seen.position
-        if end is None or position is None:
-            return None
-        return max(0, end.offset - position)
+        return lag_of(position, None if end is None else end.offset, is_owned=True)
 
 
 def reached(holding: Holding) -> int | None:

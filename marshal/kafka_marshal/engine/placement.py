@@ -20,6 +20,9 @@ from kafka_marshal.protocol.types import Key
 
 from .replica import Replica
 
+KEPT_MAX = 1_000_000
+"""Keys whose partitions are kept, so that they are not hashed again."""
+
 
 class Placement:
     """Places the keys and groups of one engine. Used under its lock.
@@ -100,8 +103,7 @@ class Placement:
         if place is None:
             if key.topic in RESERVED_TOPICS:
                 return key.partition
-            place = place_of(key, partition_count=self._count)
-            self._now[key] = place
+            place = _note(self._now, key, self._count)
         if self.from_count is None:
             return place
         source = self._source_of(key, place)
@@ -123,7 +125,7 @@ class Placement:
             return False
         place = self._now.get(key)
         if place is None:
-            place = self._now[key] = place_of(key, partition_count=self._count)
+            place = _note(self._now, key, self._count)
         if place in self.lost:
             return True
         if self.from_count is None:
@@ -144,7 +146,7 @@ class Placement:
             return False
         place = self._now.get(key)
         if place is None:
-            place = self._now[key] = place_of(key, partition_count=self._count)
+            place = _note(self._now, key, self._count)
         replica = self._replicas.get(place)
         if place == partition or replica is None:
             return False
@@ -162,7 +164,7 @@ class Placement:
         assert self.from_count is not None
         source = self._before.get(key)
         if source is None:
-            source = self._before[key] = place_of(key, partition_count=self.from_count)
+            source = _note(self._before, key, self.from_count)
         return source
 
     def _source_of(self, key: Key, place: int) -> int | None:
@@ -180,6 +182,14 @@ class Placement:
     def _is_fenced(self, world: WorldState) -> bool:
         config = world.config
         return config is not None and config.generation >= self._generation
+
+
+def _note(places: dict[Key, int], key: Key, count: int) -> int:
+    """Compute the partition of a key, and keep it; the table stays within its limit."""
+    if len(places) >= KEPT_MAX:
+        places.clear()
+    place = places[key] = place_of(key, partition_count=count)
+    return place
 
 
 def _rank(config: Config) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from kafka_marshal.clock import instant
+from kafka_marshal.counting import counted
 from kafka_marshal.history.actions import (
     ENDED,
     ENDED_BY_RESET,
@@ -466,7 +467,7 @@ def _because(event: KeyEvent) -> str:
 
 def _renewed(count: int, by: str | None) -> str:
     last = "" if by is None else f", last by {by}"
-    return f", renewed {count} times{last}" if count else ""
+    return f", renewed {counted(count, 'time')}{last}" if count else ""
 
 
 def _unsuccessful(event: KeyEvent) -> str:

@@ -446,6 +446,7 @@ class KafkaDataLog(DataLog):
             transactional_id,
             group_id=group_id,
             timeout_ms=timeout_ms,
+            coordination_topic=self._settings.coordination_topic,
         )
 
     def close(self, timeout_ms: int) -> None:

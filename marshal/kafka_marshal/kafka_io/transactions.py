@@ -36,12 +36,13 @@ from kafka.record.memory_records import MemoryRecordsBuilder
 
 from kafka_marshal.closing import Closing
 from kafka_marshal.deadline import Deadline
+from kafka_marshal.defaults import COORDINATION_TOPIC
 from kafka_marshal.errors import ClaimLost, DeadlineExceeded, MarshalError
 from kafka_marshal.kafka_io.clients import AdminClient
 from kafka_marshal.kafka_io.faults import Access, fenced_error, refused_error
 from kafka_marshal.kafka_io.patches import network_of
 from kafka_marshal.kafka_io.topics import described
-from kafka_marshal.outgoing import Outgoing, SourceProgress
+from kafka_marshal.outgoing import Outgoing, SourceProgress, require_data_topics
 from kafka_marshal.protocol.types import TopicPartition
 
 T = TypeVar("T")
@@ -116,6 +117,7 @@ class KafkaTransactions(Closing):
         *,
         group_id: str,
         timeout_ms: int,
+        coordination_topic: str = COORDINATION_TOPIC,
     ) -> None:
         """Fence earlier producers.
 
@@ -123,6 +125,7 @@ class KafkaTransactions(Closing):
             admin: Client whose connections are used.
             transactional_id: Transactional id.
             group_id: Kafka consumer group that keeps the positions.
+            coordination_topic: Name of the topic that may not be written to.
             timeout_ms: Limit for this, and for each transaction. A transaction that is
                 open for longer is aborted by the broker.
 
@@ -132,6 +135,7 @@ class KafkaTransactions(Closing):
         self._admin = admin
         self._id = transactional_id
         self._group_id = group_id
+        self._coordination_topic = coordination_topic
         self._timeout_ms = timeout_ms
         self._is_under_way = False
         # Whether a request was repeated: the first copy may still arrive, and end the
@@ -201,11 +205,14 @@ class KafkaTransactions(Closing):
 
         Raises:
             ClaimLost: A later producer has this id; nothing was written.
+            ConfigurationError: A record is for the coordination topic; nothing was
+                written.
             MarshalError: The outcome is unknown. Open again, and check the progress.
         """
         records = list(records)
         deadline = Deadline(self._timeout_ms)
         topics = dict.fromkeys(record.topic for record in records)
+        require_data_topics(topics, self._coordination_topic)
         doing = f"Writing to {', '.join(topics) or 'no topic'}"
         if self._has_repeated_request:
             # The caller must open it, because it checks its claim afterwards.

@@ -163,6 +163,21 @@ class OffsetRange:
         return max(0, self.end - self.first)
 
 
+def lag_of(position: int | None, end: int | None, *, is_owned: bool) -> int | None:
+    """Return the offsets from a position to the end of its log, None if unknown.
+
+    Args:
+        position: Next offset to process; with at-most-once delivery, to be granted.
+        end: End of the partition's log, looked up at another moment.
+        is_owned: Whether the partition has a live owner. An owner beyond the end has
+            advanced since the look-up. Without one, the end is of a topic that was
+            created again.
+    """
+    if position is None or end is None or (end < position and not is_owned):
+        return None
+    return max(0, end - position)
+
+
 class TokenAfterSeek(Token):
     """The token of a claim, in records that were fetched after a seek (PROTOCOL 6.6).
 

@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine.proxy_grants import PendingGrant
-from kafka_marshal.errors import MarshalError
+from kafka_marshal.errors import DeadlineExceeded, MarshalError
 from kafka_marshal.protocol.granting import GrantVerdict
 from kafka_marshal.remote import api
 from kafka_marshal.remote.grants import encode_verdict
@@ -277,12 +277,22 @@ class RepeatedAnswers:
         grant.begin(pending, deadline)
         return grant.request.later
 
-    def _on_end(self, request: PendingRequest, ended: Future[bytes | None]) -> None:
-        """Respond with the outcome of a call; runs on its thread."""
+    def _on_end(
+        self,
+        request: PendingRequest,
+        ended: Future[bytes | None],
+        *,
+        is_sent: bool = False,
+    ) -> None:
+        """Respond with the outcome of a call; runs on its thread.
+
+        ``is_sent``: whether a record was sent before the call, which only waits.
+        """
         try:
             content = ended.result(0)
         except CancelledError:
-            self.respond(request, unavailable(SHUTTING_DOWN))
+            failure = _unread() if is_sent else unavailable(SHUTTING_DOWN)
+            self.respond(request, failure)
         except Exception as error:  # noqa: BLE001 - answered, whatever it is
             self.respond(request, error)
         else:
@@ -314,10 +324,18 @@ class RepeatedAnswers:
 
         try:
             future = self._waiting.submit(wait)
-        except HttpError as error:
-            self.respond(grant.request, error)
+        except HttpError:
+            self.respond(grant.request, _unread())
             return
-        future.add_done_callback(partial(self._on_end, grant.request))
+        future.add_done_callback(partial(self._on_end, grant.request, is_sent=True))
+
+
+def _unread() -> MarshalError:
+    """Return the error of a grant that was sent, and may still be accepted."""
+    return DeadlineExceeded(
+        "the sidecar is shutting down and waits no longer for the log's verdict; the "
+        "offsets may still be granted"
+    )
 
 
 class _Grant:

@@ -402,10 +402,12 @@ class Daemon:
         deadline = Deadline(self._settings.drain_ms)
         await self._hand_off(service)
         await asyncio.to_thread(service.start_drain)
-        while not deadline.is_over and self.failure is None:
+        while self.failure is None:
             is_acting = self._actions is not None and self._actions.runner.is_busy
             if not is_acting and await asyncio.to_thread(lambda: service.is_drained):
                 return
+            if deadline.is_over:
+                break
             await asyncio.sleep(POLL_S)
         _log.warning(
             "clients did not release all partitions within drain-timeout (%d ms); the "

@@ -19,6 +19,7 @@ import hashlib
 import logging
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -29,6 +30,7 @@ from kafka_marshal.arguments import to_name
 from kafka_marshal.batches import Batch
 from kafka_marshal.client import Marshal
 from kafka_marshal.config import Delivery, to_delivery
+from kafka_marshal.consumer import Consumer
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import ClaimLost, ConfigurationError, IdentityConflict
 from kafka_marshal.identity import Identity
@@ -74,7 +76,7 @@ def consume_in_task(
         delivery: ``alo`` or ``amo``. At most once, claims end with the worker.
         max_records: Most records of a batch.
         idle_ms: End after this time without a record; None = never.
-        for_ms: End after this time, at the next batch; None = never.
+        for_ms: End after this time, or with the batch in progress; None = never.
         max_handling_ms: Limit for the work on a batch, after which other members get
             the partition; see ``Marshal.consumer``.
         turn_ms: Longest wait for another worker of the same name to end.
@@ -89,7 +91,7 @@ def consume_in_task(
     """
     delivery = to_delivery(delivery)
     name = name or _name_of_task()
-    deadline = None if for_ms is None else time.monotonic() + for_ms / 1000
+    deadline = None if for_ms is None else Deadline(for_ms)
     with (
         _exclusive(sidecar, group_id, name=name, timeout_ms=turn_ms) as instance,
         Marshal(
@@ -109,13 +111,27 @@ def consume_in_task(
             consumer_timeout_ms=idle_ms,
             max_handling_ms=max_handling_ms,
         )
-        for batch in consumer.batches():
-            yield to_arrow(batch)
-            # If the claim is lost, the next owner processes the batch again.
-            with suppress(ClaimLost):
-                batch.commit()
-            if deadline is not None and time.monotonic() >= deadline:
-                break
+        with _stopping(consumer, deadline):
+            for batch in consumer.batches():
+                yield to_arrow(batch)
+                # If the claim is lost, the next owner processes the batch again.
+                with suppress(ClaimLost):
+                    batch.commit()
+
+
+@contextmanager
+def _stopping(consumer: Consumer, deadline: Deadline | None) -> Iterator[None]:
+    """Stop a consumer at a deadline, also while it waits for records."""
+    if deadline is None:
+        yield
+        return
+    timer = threading.Timer(deadline.left_s, consumer.stop)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def to_arrow(batch: Batch) -> "pa.RecordBatch":

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import attrs
 
+from kafka_marshal.counting import counted
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine.checkpoint_reader import (
     FirstKnown,
@@ -188,7 +189,7 @@ class Prefix:
             if t not in ends:
                 raise ConfigurationError(
                     f"there is no coordinating partition {t}: the coordination topic "
-                    f"has {len(ends)} partitions; see: marshal topic info",
+                    f"has {counted(len(ends), 'partition')}; see: marshal topic info",
                     setting="offset",
                 )
             if offset >= ends[t]:

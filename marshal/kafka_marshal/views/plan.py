@@ -13,6 +13,7 @@ from kafka_marshal.errors import ClaimRejected, LogUnreadable
 from kafka_marshal.protocol.group_plan import PlanInput, Uncovered, plan
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal.protocol.items import PlanNote
+from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.plans import (
     Reading,
     Situation,
@@ -29,7 +30,7 @@ from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.settings import FAIR
 from kafka_marshal.protocol.spreading import spread
 from kafka_marshal.protocol.state import KeyState, MemberState
-from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.protocol.types import Key, TopicPartition, lag_of
 from kafka_marshal.views.log_scan import LogScan, require_restored
 from kafka_marshal.views.world import World
 
@@ -395,15 +396,13 @@ def _lags(
 ) -> dict[TopicPartition, int | None]:
     """Return the lag of each partition of a group, None where it is unknown."""
     found: dict[TopicPartition, int | None] = dict.fromkeys(situation.holders)
-    for key, known in world.claims(group_id):
-        if key.topic in RESERVED_TOPICS:
+    for key, state in world.standing().items():
+        if key.group_id != group_id or key.topic in RESERVED_TOPICS:
             continue
-        place, position = key.topic_partition, known.position
-        end = log_ends.get(place)
-        found[place] = None
-        # The end was looked up later: below the position, it is of a new topic.
-        if end is not None and position is not None and position <= end:
-            found[place] = end - position
+        place, known = key.topic_partition, state.keys[key]
+        freshness = world.estimated_freshness(state, known)
+        is_owned = known.owner is not None and freshness is not Freshness.STALE
+        found[place] = lag_of(known.position, log_ends.get(place), is_owned=is_owned)
     return found
 
 

@@ -267,7 +267,7 @@ class _Group:
         self._last: dict[TopicPartition, str] = {}
         self._source: dict[TopicPartition, tuple[str | None, int | None]] = {}
         self._states: dict[TopicPartition, KeyState] = {}
-        self._growths = [each for state in world.partitions for each in state.growths]
+        self._waiting: frozenset[TopicPartition] = frozenset()
         self.moves: list[SimulatedMove] = []
         self.waves = 0
         self.is_settled = False
@@ -294,13 +294,20 @@ class _Group:
 
     def _is_free(self, place: TopicPartition) -> bool:
         """Return whether a partition has no owner, and does not wait for a growth."""
-        if self.owners[place] is not None:
-            return False
-        return not self._growths or not awaited_source(
-            self._growths,
-            Key(self._group_id, *place),
-            topic_id=None,
-            state_of=lambda key: self._states.get(key.topic_partition),
+        return self.owners[place] is None and place not in self._waiting
+
+    def _find_waiting(self) -> frozenset[TopicPartition]:
+        """Return the partitions that wait for a growth: no wave changes that."""
+        growths = [each for state in self._world.partitions for each in state.growths]
+        return frozenset(
+            place
+            for place in (self.owners if growths else ())
+            if awaited_source(
+                growths,
+                Key(self._group_id, *place),
+                topic_id=None,
+                state_of=lambda key: self._states.get(key.topic_partition),
+            )
         )
 
     def _is_paused(self, place: TopicPartition) -> bool:
@@ -359,6 +366,7 @@ class _Group:
                 self.terms[name], claims_max=limit
             )
         self._resize(changes.partitions)
+        self._waiting = self._find_waiting()
 
     def _require(self, name: str, setting: str) -> None:
         if name not in self.terms:

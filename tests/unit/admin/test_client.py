@@ -75,6 +75,14 @@ class Topics:
         pass
 
 
+def test_an_admin_stays_open_while_the_interpreter_ends(monkeypatch):
+    with Admin("localhost:1", state_dir="") as admin, monkeypatch.context() as ending:
+        ending.setattr("sys.is_finalizing", lambda: True)
+        admin.close()
+        assert not admin._is_closed
+    assert admin._is_closed
+
+
 @pytest.mark.parametrize(("known_after", "timeout_ms"), [(2, 30_000), (None, 1)])
 def test_format_waits_until_a_broker_knows_the_created_topic(
     monkeypatch, known_after, timeout_ms

@@ -119,7 +119,7 @@ def test_partitions_with_different_formats_are_an_error():
 
 
 def test_a_topic_with_fewer_partitions_than_wanted_is_refused():
-    with pytest.raises(TopicMisconfigured, match="1 partitions and 2"):
+    with pytest.raises(TopicMisconfigured, match="1 partition and 2"):
         formatted(blank(1))
 
 

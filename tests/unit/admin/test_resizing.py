@@ -271,7 +271,7 @@ def test_a_change_waits_until_a_live_owner_releases_its_keys():
     moves = moving_key(4, 8)
     epoch = hold(cluster, moves, 4)
     t = place_of(key(moves), partition_count=4)
-    with pytest.raises(DeadlineExceeded, match="1 keys of client 'c1'") as caught:
+    with pytest.raises(DeadlineExceeded, match="1 key of client 'c1'") as caught:
         Tool(cluster).resize(8, timeout_ms=H)
     assert "resize --partitions 8 --execute" in str(caught.value)
     write(cluster, release(epoch, position_of(moves), key=key(moves)), t)

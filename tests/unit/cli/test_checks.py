@@ -186,7 +186,7 @@ def test_records_without_a_time_of_the_broker_are_noted():
     log.claimed(key=KEY)
     log.append(b"whatever", kind=0)
     (check,) = checks.timestamps(world(log), "__marshal", servers=servers)
-    assert check.found.startswith("1 records")
+    assert check.found.startswith("1 record was not dated")
     assert check.run == (
         "kafka-configs --bootstrap-server one:9092,two:9092 --alter --entity-type "
         "topics --entity-name __marshal --add-config "

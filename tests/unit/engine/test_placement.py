@@ -5,6 +5,7 @@ import pytest
 from logkit import Log, config, imported, layout_done, layout_fence, layout_final
 from logkit import layout_import as import_to
 
+from kafka_marshal.engine import placement
 from kafka_marshal.engine.placement import Placement
 from kafka_marshal.engine.replica import Replica
 from kafka_marshal.protocol.checkpoints import checkpoint_key
@@ -69,6 +70,15 @@ def test_keys_and_groups_are_placed_by_the_config(scene):
     assert home == home_partition("g", partition_count=BEFORE)
     assert scene.placement.partition_of(checkpoint_key(1)) == 1
     assert not scene.follow()
+
+
+def test_the_table_of_places_is_limited(scene, monkeypatch):
+    monkeypatch.setattr(placement, "KEPT_MAX", 3)
+    for key in KEYS * 2:
+        assert scene.placement.partition_of(key) == place_of(
+            key, partition_count=BEFORE
+        )
+        assert len(scene.placement._now) <= 3
 
 
 def test_a_moving_key_stays_in_its_source_until_it_is_imported(scene):

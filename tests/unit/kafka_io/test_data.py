@@ -128,4 +128,5 @@ def test_a_transactional_producer_uses_the_connections_of_the_log(monkeypatch):
 
     monkeypatch.setattr(transactions, "KafkaTransactions", make)
     data.transactions("an id", group_id="g", timeout_ms=1_000)
-    assert made == [((data._admin, "an id"), {"group_id": "g", "timeout_ms": 1_000})]
+    rest = {"timeout_ms": 1_000, "coordination_topic": "__marshal"}
+    assert made == [((data._admin, "an id"), {"group_id": "g", **rest})]

@@ -11,6 +11,7 @@ from kafka.record.memory_records import MemoryRecords
 
 from kafka_marshal.errors import (
     ClaimLost,
+    ConfigurationError,
     CoordinationError,
     DeadlineExceeded,
     LogUnwritable,
@@ -220,6 +221,14 @@ def test_records_and_position_are_written_in_one_transaction(broker):
         assert broker.kept == (2, "mark\0"), "as confluent-kafka writes it"
     assert broker.sequences == {("out", 0): [0, 2]}
     assert "EndTxn abort" not in broker.asked
+
+
+def test_nothing_is_written_to_the_coordination_topic(broker):
+    with begun(broker) as some:
+        broker.asked.clear()
+        with pytest.raises(ConfigurationError, match="'__marshal' is the coordination"):
+            write(some, [*records(1), Outgoing("__marshal", None, b"2")])
+        assert broker.asked == []
 
 
 def test_each_request_goes_to_its_coordinator_or_leader(broker):

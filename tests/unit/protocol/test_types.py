@@ -15,6 +15,7 @@ from kafka_marshal.protocol.types import (
     TokenAfterSeek,
     TopicPartition,
     encodable,
+    lag_of,
     may_be_same_topic,
     seek_count_of,
     shared,
@@ -183,6 +184,19 @@ def test_offset_ranges_sort_by_their_first_offset():
         OffsetRange(0, 9),
         OffsetRange(5, 6),
     ]
+
+
+@pytest.mark.parametrize("is_owned", [True, False])
+def test_the_lag_is_the_end_of_the_log_minus_the_position(is_owned):
+    assert lag_of(3, 10, is_owned=is_owned) == 7
+    assert lag_of(10, 10, is_owned=is_owned) == 0
+    assert lag_of(None, 10, is_owned=is_owned) is None
+    assert lag_of(3, None, is_owned=is_owned) is None
+
+
+def test_a_position_beyond_the_end_has_a_lag_only_with_an_owner():
+    assert lag_of(5, 3, is_owned=True) == 0, "it has advanced since the look-up"
+    assert lag_of(5, 3, is_owned=False) is None, "the topic was created again"
 
 
 def test_a_text_that_utf_8_cannot_encode_gets_question_marks():

@@ -315,6 +315,12 @@ def test_a_drain_has_a_deadline(world, caplog):
     assert world.service.calls[-1] == ("close", server.CLOSE_MS)
 
 
+def test_without_time_for_a_drain_no_release_is_missed_that_has_happened(world, caplog):
+    world.settings = Settings(socket=world.path, drain_ms=0, state_dir="")
+    world.run(world.wait_ready)
+    assert "clients did not release" not in caplog.text
+
+
 def test_a_second_signal_ends_the_daemon_at_once(world):
     """In a process of its own, which the second signal ends."""
     process = multiprocessing.get_context("spawn").Process(

@@ -47,6 +47,7 @@ class FakeMarshal:
 
     found: list = []  # noqa: RUF012 - created for each test
     has: tuple = ()
+    waits = False  # for records, after the last batch
 
     def __init__(self, **settings):
         self.settings = settings
@@ -61,7 +62,13 @@ class FakeMarshal:
 
     def consumer(self, *topics, **settings):
         self.consumed = (topics, settings)
-        return SimpleNamespace(batches=lambda: iter(self.has))
+        self.stopped = threading.Event()
+        return SimpleNamespace(batches=self._batches, stop=self.stopped.set)
+
+    def _batches(self):
+        yield from self.has
+        if self.waits:
+            assert self.stopped.wait(60)
 
 
 @pytest.fixture
@@ -102,9 +109,10 @@ def test_a_claim_lost_before_the_commit_does_not_end_the_task(marshal, monkeypat
     assert len(list(consume())) == 2
 
 
-def test_a_task_ends_after_for_ms(marshal, monkeypatch):
-    monkeypatch.setattr(marshal, "has", (batch(0), batch(1)))
-    assert len(list(consume(for_ms=0))) == 1
+def test_a_task_that_waits_for_records_ends_after_for_ms(marshal, monkeypatch):
+    monkeypatch.setattr(marshal, "has", (batch(0),))
+    monkeypatch.setattr(marshal, "waits", True)
+    assert len(list(consume(for_ms=1))) == 1
 
 
 def test_a_worker_after_a_crash_resumes_the_same_instance(marshal, monkeypatch):

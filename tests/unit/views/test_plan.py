@@ -93,10 +93,13 @@ def test_lag_is_summed_where_position_and_end_are_known(log):
         log.append(beat(epoch, position, key=named(number), client="a"))
     ends = {place(0): 15, place(1): 40, place(3): 9}
     view = view_plan(view_of(log), "g", partition_counts=COUNTS, log_ends=ends)
-    # Position 1 is beyond its log end; 2 has neither; 3 has no claim.
+    # The owner of 1 is beyond its log end; 2 has neither; 3 has no claim.
     facts = plan_object(view, [])
-    assert lags([facts]) == [(5, 3)]
-    assert lags(facts["members"]) == [(5, 2), (0, 0)]
+    assert lags([facts]) == [(5, 2)]
+    assert lags(facts["members"]) == [(5, 1), (0, 0)]
+    gone = view_of(log, elapsed_ms=3 * H)
+    view = view_plan(gone, "g", partition_counts=COUNTS, log_ends=ends)
+    assert lags([view.lag]) == [(5, 2)], "of 1, whose owner is gone, and of 2"
 
 
 def test_a_sidecar_answers_with_the_same_fields(log):

@@ -22,7 +22,9 @@ from logkit import (
 from kafka_marshal import Key, TopicPartition, World
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.group_plan import Uncovered
+from kafka_marshal.protocol.growths import awaited_source
 from kafka_marshal.protocol.types import PARTITION_MAX
+from kafka_marshal.views import plan_simulation
 from kafka_marshal.views.plan_simulation import (
     Changes,
     NewMember,
@@ -324,3 +326,21 @@ def test_a_new_partition_is_claimed_once_its_source_has_passed_the_growth(
     owned = [place(0), place(1)] if position == 7 else [place(0)]
     assert (sorted(found.owners), found.is_settled) == (owned, True)
     assert not found.uncovered
+
+
+def test_each_partition_is_checked_for_a_growth_once(monkeypatch):
+    log = Log(level=2)
+    for name in "abc":
+        log.append(announced(name))
+    log.append(growth(4, 2))
+    checked = []
+
+    def awaited(growths, key, **rest):
+        checked.append(key.partition)
+        return awaited_source(growths, key, **rest)
+
+    monkeypatch.setattr(plan_simulation, "awaited_source", awaited)
+    world = World([log.state], {0: 0})
+    found = simulate(world, "g", changes=Changes(), partition_counts={"t": 4})
+    assert sorted(checked) == [0, 1, 2, 3]
+    assert sorted(found.owners) == [place(0), place(1)]

@@ -28,7 +28,12 @@ from kafka_marshal.kafka_io.fast.translate import (
 )
 from kafka_marshal.kafka_io.faults import fenced_error, refused_error
 from kafka_marshal.kafka_io.settings import ConnectionConfig
-from kafka_marshal.outgoing import MURMUR2_RANDOM, Outgoing, SourceProgress
+from kafka_marshal.outgoing import (
+    MURMUR2_RANDOM,
+    Outgoing,
+    SourceProgress,
+    require_data_topics,
+)
 from kafka_marshal.ports import READ_COMMITTED
 from kafka_marshal.protocol import types
 
@@ -183,11 +188,14 @@ class Transactions(Closing):
 
         Raises:
             ClaimLost: A later producer has this id; nothing was written.
+            ConfigurationError: A record is for the coordination topic; nothing was
+                written.
             MarshalError: The outcome is unknown. Open again, and check the position.
         """
         assert self._consumer is not None
         handle, records = self._producer.handle, list(records)
         topics = dict.fromkeys(record.topic for record in records)
+        require_data_topics(topics, self._settings.coordination_topic)
         doing = writing = f"Writing to {', '.join(topics) or 'no topic'}"
         deadline = Deadline(self._timeout_ms)
         try:

@@ -232,7 +232,7 @@ def test_the_table_is_drawn_at_changes_and_at_intervals(story, board):
     with board._live:
         assert "c1" in drawn(0)
         assert drawn(DRAWN_EVERY_S_MIN) == ""
-        assert "1 claims at" in drawn(DRAWN_EVERY_S_MAX)
+        assert "1 claim at" in drawn(DRAWN_EVERY_S_MAX)
         story.write(claim("c2"), after=2 * H + 1)
         for change in watch.changes(0):
             board.on_change(change, watch.world())

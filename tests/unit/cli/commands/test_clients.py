@@ -292,7 +292,7 @@ def test_fence_of_a_live_client_needs_confirmation(fence):
     admin = FakeAdmin(process())
     refused = fence(admin)
     assert refused.exit_code == 2
-    assert "alive on host web-1 and holds 1 partitions" in refused.stderr
+    assert "alive on host web-1 and holds 1 partition;" in refused.stderr
     assert admin.asked is None
     assert fence(admin, "--yes").exit_code == 0
     assert admin.asked == {
@@ -307,7 +307,7 @@ def test_a_dry_run_of_a_fence_neither_confirms_nor_waits(fence):
     admin = FakeAdmin(process())
     shown = fence(admin, "--dry-run", "--wait", "-o", "json")
     assert shown.exit_code == 0, shown.output
-    assert shown.stderr == "nothing was written; 1 claims would end\n"
+    assert shown.stderr == "nothing was written; 1 claim would end\n"
     found = json.loads(shown.stdout)
     assert (found["is_executed"], found["is_changed"]) == (False, True)
     assert (found["held_count"], found["fenced"][0]["is_fenced"]) == (1, False)
@@ -318,7 +318,7 @@ def test_a_silent_client_is_reported_as_possibly_alive(fence):
     refused = fence(FakeAdmin(evolve(process(), is_silent=True)))
     assert refused.exit_code == 2
     assert "by the clock of this machine" in refused.stderr
-    assert "it may be alive on host web-1 and holds 1 partitions" in refused.stderr
+    assert "it may be alive on host web-1 and holds 1 partition;" in refused.stderr
     one_lives = fence(FakeAdmin(evolve(process(), is_silent=True), process("cd")))
     assert "g is alive on host web-1 and holds 2 partitions" in one_lives.stderr
 

@@ -126,7 +126,7 @@ def test_a_healthy_cluster_has_no_failed_check(cluster):
     checks = examined()
     assert {check["result"] for check in checks.values()} <= {"ok", "note"}
     assert checks["transport"]["found"] == "fast: why not"
-    assert "1 records read to the end" in checks["log"]["found"]
+    assert "1 record read to the end" in checks["log"]["found"]
     assert "1.5s old" in checks["clock"]["found"]
 
 

@@ -282,7 +282,7 @@ def admin(world, monkeypatch):
     ("held", "arguments", "code", "wait_ms", "message"),
     [
         ((), [], 0, 0, None),
-        ((Key("g", "t", 1),), [], 0, 0, "1 claims are not released yet"),
+        ((Key("g", "t", 1),), [], 0, 0, "1 claim is not released yet"),
         ((), ["--wait"], 0, 600_000, None),
         ((Key("g", "t", 1),), ["--wait", "--timeout", "5s"], 5, 5_000, "t-1"),
     ],
@@ -324,7 +324,7 @@ def test_a_dry_run_of_a_pause_lists_the_claims_to_release(admin):
         *("groups", "pause", "g", "--for", "10m", "--dry-run", "--wait", "-o", "json")
     )
     assert outcome.exit_code == 0, outcome.output
-    assert outcome.stderr == "nothing was written; 1 claims would be released\n"
+    assert outcome.stderr == "nothing was written; 1 claim would be released\n"
     found = json.loads(outcome.stdout)
     assert (found["op_id"], found["is_executed"], found["held"]) == (
         None,

@@ -71,7 +71,7 @@ def test_an_open_reset_is_named_with_the_command_that_ends_it(monkeypatch):
     log.append(stage((0, 4)), after=1)
     monkeypatch.setattr(reading, "LogScan", lambda *_, **__: FakeScan(log))
     hint = (
-        f"operation {OP.hex()} is undecided, and has locked 1 partitions; to end it, "
+        f"operation {OP.hex()} is undecided, and has locked 1 partition; to end it, "
         "run: marshal groups finish g\n"
     )
     assert invoke("g").stderr == hint

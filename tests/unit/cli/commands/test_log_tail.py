@@ -172,7 +172,7 @@ def test_an_unknown_type_is_refused_with_the_nearest_one(tail):
     [
         (["--from", "-1"], "--from"),
         (["--from", "\u0663"], "--from"),
-        (["--partition", "7"], "has 1 partitions"),
+        (["--partition", "7"], "has 1 partition;"),
         (["--timeout", "1s"], "--follow, which was not given"),
     ],
 )

@@ -9,6 +9,7 @@ from confluent_kafka import KafkaError, KafkaException
 from kafka_marshal import deadline
 from kafka_marshal.errors import (
     ClaimLost,
+    ConfigurationError,
     CoordinationError,
     DeadlineExceeded,
     LogUnwritable,
@@ -133,6 +134,15 @@ def test_records_and_position_are_written_in_one_transaction(handle):
     steps = [step for step in handle.did if step != "poll"]
     transaction = ["begin", "produce", "produce", "offsets", "commit"]
     assert steps == ["find", *transaction, *transaction, "forget"]
+
+
+def test_nothing_is_written_to_the_coordination_topic(handle):
+    with begun() as some:
+        handle.did.clear()
+        records = [Outgoing("out", None, b"1"), Outgoing("__marshal", None, b"2")]
+        with pytest.raises(ConfigurationError, match="'__marshal' is the coordination"):
+            some.write(records, partition=T0, position=2)
+        assert handle.did == []
 
 
 def test_the_partitioner_is_that_of_the_java_client(handle):
