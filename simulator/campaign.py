@@ -11,6 +11,7 @@ import attrs
 from simulator.build import build
 from simulator.coverage import (
     FENCED,
+    GREW,
     HANDED,
     PLANNED,
     RESIZED,
@@ -22,6 +23,7 @@ from simulator.coverage import (
 )
 from simulator.plan import (
     FENCES,
+    GROWTH,
     HANDOFFS,
     MINUTE_MS,
     PLANS,
@@ -40,6 +42,7 @@ ASKED_OF = {
     POSITIONS: SET,
     FENCES: FENCED,
     SCHEDULES: SCHEDULED,
+    GROWTH: GREW,
     SEEKS: SOUGHT,
     RESIZE: RESIZED,
     PLANS: PLANNED,

@@ -89,6 +89,7 @@ SELDOM: Mapping[str, str] = {
     "topic_missing": "a process started while its topic was deleted, and refused",
     "schedule_ended_by_resize": "a scheduled pause ended as the count changed",
     "change_restored": "a partition had lost a change that had ended, and got it again",
+    "growth_released": "a new partition was won, and released as it has to wait",
     "seek_overtaken": "a key that its owner had sought in was set by an admin",
 }
 """Counted, but not demanded of a suite: a few hundred seeds may not reach them."""
@@ -152,6 +153,16 @@ SCHEDULED: Mapping[str, str] = {
     "schedule_refused": "a pause was not scheduled: too many, or over",
 }
 """Demanded of suites in which admins schedule pauses."""
+GREW: Mapping[str, str] = {
+    "growth_announced": "a growth of the data topic was announced",
+    "growth_ended": "the ends of its old partitions were written",
+    "growth_left": "an admin died before its growth had ended",
+    "growth_continued": "another admin continued that growth",
+    "growth_withdrawn": "another admin withdrew it",
+    "grown_begun": "a new partition was begun",
+    "grown_waited": "a new partition had records, and waited for the old one",
+}
+"""Demanded of suites in which the data topic grows."""
 SOUGHT: Mapping[str, str] = {
     "sought_back": "an owner sought back",
     "sought_forward": "an owner sought forward",
@@ -245,7 +256,7 @@ class Coverage:
 
     def note(self, name: str) -> None:
         """Count a situation."""
-        asked = (SET, FENCED, SCHEDULED, SOUGHT, HANDED, STOOD_BY, RESIZED)
+        asked = (SET, FENCED, SCHEDULED, GREW, SOUGHT, HANDED, STOOD_BY, RESIZED)
         known = (SITUATIONS, TRUNCATED, RECREATED, SELDOM, *asked, PLANNED)
         assert any(name in each for each in known), name
         self.counts[name] += 1

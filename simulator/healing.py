@@ -17,6 +17,7 @@ from simulator.operation_judge import check
 from simulator.plan import (
     FENCES,
     GARBAGE_POLICY,
+    GROWTH,
     HANDOFFS,
     PLANS,
     POSITIONS,
@@ -43,6 +44,7 @@ HUNG = 0.5
 # Covers clocks that differ by up to three intervals, and two random parts of one.
 RESOLVE_HS = 12
 RESIZE_HS = 12
+GROWTH_HS = 20
 # By an admin's clock, a pause may last three intervals longer.
 RESIZE_TRIES = 5
 
@@ -150,6 +152,8 @@ class Healing(Liveness):
         if RESIZE in self._world.plan.kinds:
             self._all_resized()
             self._resize()
+        if GROWTH in self._world.plan.kinds:
+            self._all_grown()
 
     def _live(self, duration_ms: int) -> None:
         self._world.run(duration_ms)
@@ -223,6 +227,17 @@ class Healing(Liveness):
                 return
             self._live(self._h_ms)
         raise Violation("10", "a change is refused, but nothing prevents it")
+
+    def _all_grown(self) -> None:
+        """9.10: demand that growths end, and that no partition waits for ever."""
+        world, limit_ms = self._world, GROWTH_HS * self._h_ms
+        if not self._gets(limit_ms, self._strikes.growths.are_over):
+            raise Violation("9.10", f"a growth is open after {limit_ms} ms")
+        # Members look for new partitions only at each metadata refresh.
+        world.run(self._fleet.refresh_ms)
+        self._demand_calm()
+        record_ms = 2 * RECORD_MS  # first of the old partitions, then of the new ones
+        self._demand_done(base_ms=2 * self._takeover_ms, record_ms=record_ms)
 
     def _pauses_are_over(self) -> bool:
         """Whether a record appended now would end every pause."""

@@ -68,6 +68,8 @@ FENCES = "fences"
 """Only on request: admins fence processes."""
 SCHEDULES = "schedules"
 """Only on request: admins schedule pauses, and are gone when these begin."""
+GROWTH = "growth"
+"""Only on request: admins add partitions to the data topic, and die during that."""
 SEEKS = "seeks"
 """Only on request: members seek in their own claims."""
 PLANS = "plans"
@@ -90,7 +92,7 @@ RESIZE_STEPS = (
 kinds; the first fence and the first Final are those of partition 0."""
 RESIZE_COUNTS = {4: (8, 16), 8: (16, 4), 16: (8, 4)}
 """The numbers of coordinating partitions to which each number may change."""
-OF_ADMINS = (POSITIONS, FENCES, SCHEDULES)
+OF_ADMINS = (POSITIONS, FENCES, SCHEDULES, GROWTH)
 ASKED_APART = (*OF_ADMINS, SEEKS, PLANS, RESIZE)
 """Kinds of faults that are drawn separately, each by itself."""
 GARBAGE_POLICY = "garbage-policy"

@@ -19,12 +19,14 @@ from simulator.fakestore import Stored
 from simulator.fates import HARDNESS, KINDS, Window
 from simulator.fences import Fences
 from simulator.fleet import APPS_MAX, App, Fleet
+from simulator.growing import Growths
 from simulator.newer import Newer
 from simulator.pauses import Pauses
 from simulator.plan import (
     ABOVE,
     DAMAGE,
     FENCES,
+    GROWTH,
     HALT,
     LEVEL,
     PLANS,
@@ -56,6 +58,7 @@ class Strikes:
         admins: Admins that set positions.
         fences: Admins that fence processes.
         schedules: Admins that schedule pauses.
+        growths: Admins that add partitions to the data topic.
         resizes: Admins that change the number of coordinating partitions.
     """
 
@@ -68,7 +71,7 @@ class Strikes:
         self._recreations = Recreations(world, fleet)
         self.admins = Admins(world, fleet)
         self.fences, self.schedules = Fences(world, fleet), Schedules(world)
-        self._seeks = Seeks(world, fleet)
+        self.growths, self._seeks = Growths(world), Seeks(world, fleet)
         self._plans = Plans(world, fleet)
         self.resizes = Resizes(world)
         # Each leader is another machine.
@@ -98,6 +101,7 @@ class Strikes:
             POSITIONS: self.admins.strike,
             FENCES: self.fences.strike,
             SCHEDULES: self.schedules.strike,
+            GROWTH: self.growths.strike,
             SEEKS: self._seeks.strike,
             PLANS: self._plans.strike,
             RESIZE: self.resizes.strike,
@@ -126,6 +130,7 @@ class Strikes:
         self._format()
         self._configs.heal()
         self._recreations.heal()
+        self.growths.heal()
         self.admins.heal()
         self.schedules.heal()
         self._plans.heal()
@@ -134,6 +139,7 @@ class Strikes:
         self._newer.on_fold(folded)
         self.fences.on_fold(folded)
         self.schedules.on_fold(folded)
+        self.growths.on_fold(folded)
         self._seeks.on_fold(folded)
         self._plans.on_fold(folded)
         self.resizes.on_fold(folded)

@@ -13,7 +13,7 @@ from kafka_marshal.protocol.placement import (
     place_under,
 )
 from kafka_marshal.protocol.records import ClaimingMessages
-from kafka_marshal.protocol.types import Key, Token
+from kafka_marshal.protocol.types import Key, Token, TopicPartition
 from simulator.base import GROUP, TOPIC, BaseWorld
 from simulator.checkers import (
     Folded,
@@ -53,6 +53,8 @@ class World(BaseWorld):
         names: Names of processes, by incarnation.
         seqs: Largest sequence number read of each process, by incarnation.
         attempts: Processes that request offsets under claims of others.
+        route: Returns the data partition to which the producer of one sends now.
+        check_order: Judges hand-outs of partitions that were added.
         excused: True time until which S4 is not demanded, by coordinating partition: a
             leader's clock stepped by more than leases allow for.
         is_healed: Whether all faults are healed, so that no more strike.
@@ -82,6 +84,8 @@ class World(BaseWorld):
         self.seqs: dict[bytes, int] = {}
         self.attempts: set[bytes] = set()
         self.excused: dict[int, int] = {}
+        self.route: Callable[[TopicPartition], TopicPartition] = lambda place: place
+        self.check_order: Callable[[Key, Sequence[Record]], None] = lambda *_: None
         self.is_healed = False
         self.is_timed = False
         self.is_truncating = False
@@ -196,6 +200,17 @@ class World(BaseWorld):
 
     # --- data
 
+    def add_places(self, count: int) -> None:
+        """Add data partitions to the topic."""
+        self.cluster.kafka.add_partitions(TOPIC, count)
+        first = len(self.places)
+        added = [TopicPartition(TOPIC, first + number) for number in range(count)]
+        self.places = [*self.places, *added]
+        for place in added:
+            key, total = Key(GROUP, *place), self.plan.coordinators
+            self._numbers[key] = coordinating_partition(*place, partition_count=total)
+            self._keys[self._numbers[key]].append(key)
+
     def produce(self, count: int) -> None:
         """Write records to the topic, if it exists.
 
@@ -203,7 +218,7 @@ class World(BaseWorld):
         """
         topic_id = self.topic_id
         for _ in range(count if topic_id else 0):
-            place = self._producing.choice(self.places)
+            place = self.route(self._producing.choice(self.places))
             self.cluster.kafka.produce(place, topic_id)
 
     # --- checks
@@ -299,6 +314,7 @@ class World(BaseWorld):
             return
         with self._judging():
             self._check_fences(node)
+            self.check_order(key, records)
         before = self.hand_outs.duplicate_count
         is_excused = self._is_excused(key, self.excused)
         topic_id = records[0].value

@@ -66,6 +66,7 @@ PARTS = {
             f"tests/simulation/test_{name}.py"
             for name in [
                 "garbage",
+                "growths",
                 "handoffs",
                 "plans",
                 "seeks",

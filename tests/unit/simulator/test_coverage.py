@@ -27,6 +27,7 @@ from kafka_marshal.protocol.types import Owner
 from simulator.checkers import Folded
 from simulator.coverage import (
     FENCED,
+    GREW,
     RECREATED,
     SCHEDULED,
     SELDOM,
@@ -196,6 +197,7 @@ def test_only_listed_situations_can_be_counted():
         *SET,
         *FENCED,
         *SCHEDULED,
+        *GREW,
         *SOUGHT,
         *SELDOM,
     ):
