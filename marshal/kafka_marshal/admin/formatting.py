@@ -120,7 +120,8 @@ def format_log(
         raise LogUnreadable(
             f"the log of coordinating partitions {missing} begins "
             "above offset 0, and no checkpoint replaces the missing records, so it is "
-            "unknown whether they are formatted; delete the topic and format it again"
+            "unknown whether they are formatted; do not delete the topic while members "
+            "run: see docs/reference.md, The log of __marshal has lost its start"
         )
     worlds = follower.worlds
     if len(worlds) < wanted.partition_count and worlds[0].config is None:

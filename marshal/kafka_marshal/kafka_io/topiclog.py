@@ -245,8 +245,25 @@ class TopicLog(CoordinationLog):
         return dict(enumerate(self._next))
 
     def start_offsets(self, timeout_ms: int) -> Mapping[int, int]:
-        """Return the log start offset by partition."""
-        return self._offsets(timeout_ms, is_end=False)
+        """Return the first offset that exists, by partition.
+
+        Compaction deletes records and leaves Kafka's log start where it was, so the
+        first offset with any timestamp is the start.
+        """
+        deadline = Deadline(timeout_ms)
+        starts = self._offsets(timeout_ms, is_end=False)
+        firsts = self.offsets_for_times(0, deadline.left_ms)
+        timeless = sorted(starts.keys() - firsts.keys())
+        if timeless:
+            ends = self._offsets(deadline.left_ms, is_end=True, partitions=timeless)
+            filled = [t for t in timeless if ends[t] > starts[t]]
+            if filled:
+                # Perhaps their first records were appended meanwhile. Otherwise Kafka
+                # searches in vain in a first segment that compaction has emptied.
+                later = self.offsets_for_times(0, deadline.left_ms)
+                emptied = {t: starts[t] + 1 for t in filled}
+                firsts = {**emptied, **firsts, **later}
+        return {t: max(start, firsts.get(t, start)) for t, start in starts.items()}
 
     def offsets_for_times(self, time_ms: int, timeout_ms: int) -> Mapping[int, int]:
         """Return the first offset with this timestamp or a later one, by partition."""

@@ -85,3 +85,38 @@ def test_the_reader_request_limit_follows_the_heartbeat_interval(
     connecting(log, lambda: None)
     log.configure(heartbeat_interval_ms)
     assert limited == [limit_ms]
+
+
+class Offsets:
+    """Answers the queries of a log; each answer by time is used once, but the last."""
+
+    def __init__(self, log, *, starts, ends, by_time):
+        self._ends, self._by_time = ends, list(by_time)
+        self._starts = starts
+        log._query_offsets, log._query_time = self.offsets, self.at_time
+
+    def offsets(self, timeout_ms, *, is_end, partitions=None):
+        found = self._ends if is_end else self._starts
+        return {t: found[t] for t in (found if partitions is None else partitions)}
+
+    def at_time(self, time_ms, timeout_ms):
+        assert time_ms == 0
+        return self._by_time.pop(0) if len(self._by_time) > 1 else self._by_time[0]
+
+
+def test_a_log_begins_at_its_first_record(log):
+    """Kafka's log start says nothing of records that compaction has deleted."""
+    starts, ends = {0: 0, 1: 0, 2: 7, 3: 0}, {0: 30, 1: 30, 2: 9, 3: 30}
+    Offsets(log, starts=starts, ends=ends, by_time=[{0: 0, 1: 20, 2: 7}])
+    # In partition 3 the first segment is empty, where Kafka's search ends.
+    assert log.start_offsets(100) == {0: 0, 1: 20, 2: 7, 3: 1}
+
+
+def test_an_empty_log_begins_at_its_log_start(log):
+    Offsets(log, starts={0: 0, 1: 5}, ends={0: 0, 1: 5}, by_time=[{}])
+    assert log.start_offsets(100) == {0: 0, 1: 5}
+
+
+def test_a_first_record_that_is_appended_during_the_queries_is_the_start(log):
+    Offsets(log, starts={0: 0}, ends={0: 1}, by_time=[{}, {0: 0}])
+    assert log.start_offsets(100) == {0: 0}
