@@ -213,6 +213,7 @@ def unformatted(
 
     Records that do not belong to the protocol show that the topic has another use, and
     records that do show that the Config was deleted, so it must not be formatted.
+    If other partitions have a Config, the format completes the first.
     """
     problem = "not formatted: partition 0 carries no Config"
     found = tuple(worlds)
@@ -223,7 +224,8 @@ def unformatted(
             "records are not kafka-marshal's; check the name of the coordination topic",
             problems=(problem,),
         )
-    if any(world.next_offset for world in found):
+    has_records = any(world.next_offset for world in found)
+    if has_records and not any(world.config for world in found):
         return TopicMisconfigured(
             "the coordination topic has records of kafka-marshal and no Config: Kafka "
             "has deleted its first records, as it does in a compacted topic; do not "
