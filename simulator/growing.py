@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import attrs
-from msgspec.structs import replace
 
 from kafka_marshal.config import Delivery
 from kafka_marshal.ports import Record
@@ -190,7 +189,7 @@ class Growths:
         if self._known(growth) is None:
             growth.is_over = True
             return
-        self._write(growth, ends=None, count=growth.old)
+        self._write(growth, ends=None, is_withdrawn=True)
         self._later(growth, self._withdraw, self._world.plan.h_ms // 4)
 
     def _is_ended(self, growth: Grown) -> bool:
@@ -214,7 +213,7 @@ class Growths:
         self._world.loop.at(self._world.now_ms + wait_ms, partial(step, growth))
 
     def _write(
-        self, growth: Grown, *, ends: tuple[int, ...] | None, count: int | None = None
+        self, growth: Grown, *, ends: tuple[int, ...] | None, is_withdrawn: bool = False
     ) -> None:
         record = DataGrowth(
             client_id=ADMIN.client_id,
@@ -224,12 +223,10 @@ class Growths:
             topic=TOPIC,
             topic_id=growth.topic_id,
             old_count=growth.old,
-            new_count=growth.new,
+            new_count=growth.old if is_withdrawn else growth.new,
             ends=ends,
             reason=None,
         )
-        if count is not None:
-            record = replace(record, new_count=count)
         cluster = self._world.cluster
         cluster.kafka.produce(cluster.place(FIRST), encode(record))
 

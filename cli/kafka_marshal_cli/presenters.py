@@ -692,10 +692,13 @@ MOVE_COLUMNS = (
     column("HELD", "held_count"),
 )
 
-RESET_COLUMNS = (
+KEY_COLUMNS = (
     column("GROUP", "group_id"),
     column("TOPIC", "topic"),
     column("PARTITION", "partition"),
+)
+RESET_COLUMNS = (
+    *KEY_COLUMNS,
     column("CHANGE", "change"),
     column("POSITION", "position"),
     column("POSITION AFTER", "position_then"),
@@ -719,13 +722,12 @@ DIRECTIVE_COLUMNS = (
     column("REASON", "reason"),
     column("OPERATION", "op_id"),
 )
-DRAINED_COLUMNS = RESET_COLUMNS[:3]
 STILL_HELD_COLUMNS = (
     column("TOPIC", "topic"),
     column("PARTITION", "partition"),
     column("FREE IN", "remaining_ms", as_text=duration),
 )
-FORGOTTEN_COLUMNS = (*DRAINED_COLUMNS, column("EPOCH", "epoch"))
+FORGOTTEN_COLUMNS = (*KEY_COLUMNS, column("EPOCH", "epoch"))
 SNAPSHOT_COLUMNS = PARTITION_COLUMNS[:2] + PARTITION_COLUMNS[3:]
 
 DIFFERENCE_COLUMNS = (

@@ -79,9 +79,9 @@ OpenTimeout = Annotated[
 Execute = Annotated[
     bool, typer.Option("--execute", help="Make the change; else it is only shown.")
 ]
-"""A command with ``--execute`` also gets ``--dry-run``; both together are refused."""
+"""A command with this also gets ``--dry-run``; both together are refused."""
 WriteNothing = Annotated[bool, typer.Option("--dry-run", help="Only show the change.")]
-"""For a command that makes its change without ``--execute``."""
+"""Declared by commands that make their change without ``--execute``."""
 
 
 def _short_enough(reason: str | None) -> str | None:

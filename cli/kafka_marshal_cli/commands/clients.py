@@ -363,7 +363,7 @@ def _answer_directive(call: Call, result: DirectiveResult, *, dry_run: bool) -> 
     sections = (
         Section("members", rows, presenters.CLIENT_COLUMNS[:2]),
         Section(
-            "held", [each._asdict() for each in result.held], presenters.DRAINED_COLUMNS
+            "held", [each._asdict() for each in result.held], presenters.KEY_COLUMNS
         ),
     )
     shown = {"until_ms": instant(result.until_ms)}

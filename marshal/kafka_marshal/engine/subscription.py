@@ -149,6 +149,7 @@ class Subscription:
     _waiting: frozenset[Key] = frozenset()
     # The uncovered keys as last reported, and the local time of that report.
     _reported: tuple[dict[Key, str], int] = attrs.field(factory=lambda: ({}, 0))
+    # Local time at which keys were last uncovered.
     _uncovered_ms: int = 0
     _policy_runner: PolicyRunner = attrs.field(init=False)
     _watch: TopicWatch = attrs.field(init=False)

@@ -36,7 +36,6 @@ from kafka.record.memory_records import MemoryRecordsBuilder
 
 from kafka_marshal.closing import Closing
 from kafka_marshal.deadline import Deadline
-from kafka_marshal.defaults import COORDINATION_TOPIC
 from kafka_marshal.errors import ClaimLost, DeadlineExceeded, MarshalError
 from kafka_marshal.kafka_io.clients import AdminClient
 from kafka_marshal.kafka_io.faults import Access, fenced_error, refused_error
@@ -117,7 +116,7 @@ class KafkaTransactions(Closing):
         *,
         group_id: str,
         timeout_ms: int,
-        coordination_topic: str = COORDINATION_TOPIC,
+        coordination_topic: str,
     ) -> None:
         """Fence earlier producers.
 

@@ -183,7 +183,13 @@ def begun(broker, monkeypatch=None, timeout_ms=5_000):
     admin._client = broker
     if monkeypatch is not None:  # for a connection that is lost and made again
         monkeypatch.setattr(admin, "_connect", lambda *_: broker)
-    return KafkaTransactions(admin, "an id", group_id="g", timeout_ms=timeout_ms)
+    return KafkaTransactions(
+        admin,
+        "an id",
+        group_id="g",
+        timeout_ms=timeout_ms,
+        coordination_topic="__marshal",
+    )
 
 
 def write(some, records=(), **rest):
