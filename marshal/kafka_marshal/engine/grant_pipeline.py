@@ -152,8 +152,10 @@ class GrantPipeline:
         If the end of the log is readable, records can be requested before they are
         fetched, so one is enough. Otherwise they must be fetched first.
         """
+        if self._is_end_readable:
+            return 1
         fetched = sum(state.buffered_count for state in states)
-        if self._is_end_readable or self.fetched_max - fetched < self._most:
+        if self.fetched_max - fetched < self._most:
             return 1
         return self._pace.depth * self._most
 

@@ -29,7 +29,7 @@ FEWER_IN_A_ROW = 8
 # Besides the round trip, the requests of all partitions together cover this much work.
 # Each round of requests costs brokers and readers of the log as much as fetching
 # thousands of records.
-WORK_PER_ROUND_US = 40_000
+WORK_PER_ROUND_US = 80_000
 US_PER_MS = 1_000
 
 
@@ -539,7 +539,7 @@ FASTER_AT_ONCE = 2
 class GrantDepth:
     """How many batches of a partition to have at risk (PROTOCOL 6.3).
 
-    The depth covers a round trip and the partition's part of 40 ms of work. It is 1 at
+    The depth covers a round trip and the partition's part of 80 ms of work. It is 1 at
     first, and while a round trip is at most a twentieth of the time between batches. It
     rises at once, at most to twice its value, and falls by one after several samples in
     a row needed fewer, so that it does not follow single samples.
