@@ -18,6 +18,7 @@ from kafka_marshal.engine.proxy_grants import PendingGrant
 from kafka_marshal.engine.warm_fetches import new_fetcher
 from kafka_marshal.errors import (
     ClaimLost,
+    ClientFenced,
     ConfigurationError,
     CoordinationError,
     DeadlineExceeded,
@@ -385,7 +386,7 @@ class Hosted:
         except NotRegistered:
             self._is_known = False
             self._drop_feed()
-        except (IdentityConflict, ConfigurationError) as error:
+        except (IdentityConflict, ClientFenced, ConfigurationError) as error:
             self.session.fail(error)
         except MarshalError:
             self._drop_feed()

@@ -7,9 +7,10 @@ from kafka_marshal.protocol.hashing import home_partition
 from simulator.base import GROUP
 from simulator.node import Node
 from simulator.pauses import Pauses
-from simulator.plan import HANDOFFS, PLANS, RESIZE
+from simulator.plan import FENCES, HANDOFFS, PLANS, RESIZE
 from simulator.plans import nonsense
 from simulator.sidecar.client import Hosted
+from simulator.sidecar.fences import HostedFences
 from simulator.sidecar.positions import HostedAdmins
 from simulator.sidecar.resizing import HostedResizes
 from simulator.sidecar.world import POSITIONS, HostedWorld, Place, Process
@@ -34,6 +35,7 @@ class Troubles:
         self._world = world
         self._rng = world.rng
         self.admins, self.resizes = HostedAdmins(world), HostedResizes(world)
+        self._fences = HostedFences(world)
         self._pauses = Pauses(world.cluster, world.watcher, group_id=GROUP)
 
     def strike(self) -> None:
@@ -50,6 +52,7 @@ class Troubles:
             "pause": self._pause,
             "churn": self._churn,
             "failover": self._fail_over,
+            FENCES: self._fences.strike,
             POSITIONS: self.admins.strike,
             PLANS: self._write_nonsense,
             RESIZE: self.resizes.strike,

@@ -18,7 +18,7 @@ from simulator.base import GROUP, Liveness
 from simulator.checkers import Violation
 from simulator.garbage import GARBAGE_HS, installed
 from simulator.outcome import Report, RunFailed, violation_of
-from simulator.plan import GARBAGE_POLICY, HANDOFFS, PLANS, chance
+from simulator.plan import FENCES, GARBAGE_POLICY, HANDOFFS, PLANS, chance
 from simulator.position_judge import unresolved_in
 from simulator.positions import ENDS_HS_MAX, PAUSE_HS_MAX
 from simulator.sidecar.client import Hosted
@@ -43,6 +43,7 @@ UNANSWERED = frozenset(
     {
         *("answers", "line", "hang", "suspend", "crash", "drain"),
         *("delay", "late", "loss", "cut"),
+        FENCES,
     }
 )
 """Faults that leave requests for offsets without an answer: their grants are not handed

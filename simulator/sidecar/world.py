@@ -12,7 +12,12 @@ import attrs
 
 from kafka_marshal.config import Callbacks, ConsumerConfig, Delivery
 from kafka_marshal.engine import Holding
-from kafka_marshal.errors import ClaimLost, IdentityConflict, MarshalError
+from kafka_marshal.errors import (
+    ClaimLost,
+    ClientFenced,
+    IdentityConflict,
+    MarshalError,
+)
 from kafka_marshal.ports import Record
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.hashing import home_partition
@@ -376,10 +381,14 @@ class HostedWorld(BaseWorld):
                 self.remove(process)
             return
         if failure is not None:
-            if not isinstance(failure, IdentityConflict):
+            if not isinstance(failure, IdentityConflict | ClientFenced):
                 raise Violation("fault", f"{process.name}: {failure!r}")
-            # Its name is still in use: its supervisor tries again.
-            self.trace(f"{process.name} fails: its name is in use")
+            # Its supervisor starts it again: its name may be free by then, and its
+            # next process is not fenced.
+            is_fenced = isinstance(failure, ClientFenced)
+            self.count("fence_noticed" if is_fenced else "identity_conflict")
+            why = "an admin fenced it" if is_fenced else "its name is in use"
+            self.trace(f"{process.name} fails: {why}")
             self.remove(process)
             self.restarts.append((self.now_ms + self.h // 2, process))
             return
@@ -456,7 +465,7 @@ class HostedWorld(BaseWorld):
                 self._check_reader(host.name, host.node, place.checked)
             for each in () if host.service is None else host.service.groups:
                 # Late records of an earlier life may look like those of a twin.
-                if not isinstance(each.failure, IdentityConflict | None):
+                if not isinstance(each.failure, IdentityConflict | ClientFenced | None):
                     raise Violation("fault", f"{host.name}: {each.failure!r}")
 
     def _check_reader(self, name: str, node: Node, checked: dict[int, int]) -> None:

@@ -3,6 +3,8 @@
 Full size: ``PROOF=1``, or ``python -m simulator --also fences,schedules``.
 """
 
+from collections import Counter
+
 import pytest
 import slices
 import variants
@@ -10,7 +12,8 @@ from seedkit import found_by
 
 from simulator.campaign import CampaignOptions, run_seeds
 from simulator.coverage import FENCED, SCHEDULED
-from simulator.plan import FENCES, MINUTE_MS, SCHEDULES
+from simulator.plan import FENCES, HANDOFFS, MINUTE_MS, SCHEDULES
+from simulator.sidecar.simulate import simulate_hosted
 from simulator.simulate import simulate
 
 # choose_seeds.py --seeds 0:160 --also fences,schedules --minutes 4 --times 2
@@ -35,6 +38,24 @@ def test_a_seed_repeats_byte_for_byte():
     assert first == second
     assert any("is fenced" in line for line in first.transcript)
     assert any("is scheduled" in line for line in first.transcript)
+
+
+# Once, in seed 19, a client whose stream of events was broken did not end.
+HOSTED_SEEDS = slices.seeds_of(quick=[2, 19, 30], full=200)
+HOSTED_FAULTS = (FENCES, "death", "stop", "late", "crash")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "beside", [(), (HANDOFFS, "pause", "churn", "line", "answers")]
+)
+def test_members_of_sidecars_are_fenced_and_replaced(beside, record_property):
+    seen = Counter()
+    for seed in HOSTED_SEEDS:
+        seen.update(simulate_hosted(seed, faults=(*HOSTED_FAULTS, *beside)).seen)
+    record_property("seeds", len(HOSTED_SEEDS))
+    for name in ("fenced_live", "fence_repeated", "fence_noticed"):
+        assert seen[name], name
 
 
 BROKEN = variants.listed("broken fences and scheduled pauses")

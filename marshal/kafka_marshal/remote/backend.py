@@ -29,6 +29,7 @@ from kafka_marshal.engine.interfaces import ClaimPorts
 from kafka_marshal.engine.proxy_grants import draw_grantee
 from kafka_marshal.engine.replica import Glance, LastClaim
 from kafka_marshal.errors import (
+    ClientFenced,
     ConfigurationError,
     CoordinationError,
     DeadlineExceeded,
@@ -440,7 +441,7 @@ class SidecarBackend:
                     self._on_event(frame.body)
             except NotRegistered:
                 self._is_known = False
-            except (IdentityConflict, ConfigurationError) as error:
+            except (IdentityConflict, ClientFenced, ConfigurationError) as error:
                 self._under(partial(self._session.fail, error))
                 return
             except MarshalError as error:

@@ -2,10 +2,11 @@
 
 import pytest
 from enginekit import world
-from fakesidecar import FakeSidecar, connected, failure
+from fakesidecar import WAIT_S, FakeSidecar, connected, failure
 
 from kafka_marshal.config import ConsumerConfig
 from kafka_marshal.engine import Subscription
+from kafka_marshal.errors import ClientFenced
 from kafka_marshal.policies import find_policy
 from kafka_marshal.ports import TopicInfo
 from kafka_marshal.remote.backend import SidecarBackend
@@ -58,3 +59,14 @@ def test_the_settings_of_ended_subscriptions_are_not_kept(sidecar, link):
             with link.engine.changed:
                 link.session.unsubscribe(subscription, release=True)
     assert link._specs.keys() == link.session.names.keys()
+
+
+def test_a_client_ends_if_it_was_fenced_while_its_stream_was_broken(sidecar, link):
+    """PROTOCOL 4.13: it missed the event; every later request is refused."""
+    sidecar.last = sidecar.stream()
+    sidecar.answers["GET", "events"] = [(409, failure("ClientFenced", holder="admin"))]
+    sidecar.last.end()
+    with link.engine.changed:
+        link.engine.changed.wait_for(lambda: link.session.failure is not None, WAIT_S)
+    assert isinstance(link.session.failure, ClientFenced)
+    assert link.session.failure.by == "admin"
