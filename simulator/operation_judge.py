@@ -118,6 +118,7 @@ class TopicHistory:
     again: dict[Token | None, int] = attrs.field(factory=lambda: defaultdict(int))
     count: int = 0
     sought: int | None = None  # target of the owner's seek that it has not read back
+    furthest: int = 0  # target of that seek, or of one before that it overtook
     undone: set[int] = attrs.field(factory=set)  # processed before that seek
     ever: set[int] = attrs.field(factory=set)  # processed before any seek or reset
 
@@ -272,6 +273,7 @@ class OperationJudge:
         topic = known.topic(token)
         # The record of an earlier seek may land after the next one has begun.
         if operation.outcome == INVOKE or topic.sought is None:
+            topic.furthest = max(to, 0 if topic.sought is None else topic.furthest)
             topic.sought = to
         if operation.outcome == INVOKE:
             return
@@ -369,7 +371,7 @@ class OperationJudge:
         topic = known.topic(operation.token)
         skipped = set(range(topic.position or 0, position)) - topic.processed
         if topic.sought is not None:
-            skipped -= topic.undone | set(range(topic.sought))
+            skipped -= topic.undone | set(range(topic.furthest))
         if skipped:
             shown = sorted(skipped)[:NAMED_MAX]
             self._find("6.1", operation.key, f"position {position} skips {shown}")
@@ -490,9 +492,10 @@ def _pass_over(topic: TopicHistory, position: int) -> None:
     """Move the position while a seek is not read back.
 
     Offsets that the seek skips or undoes count as processed: records sent before and
-    after the seek may be written in another order.
+    after the seek may be written in another order. So do those that an earlier seek
+    skips which this one overtook.
     """
-    topic.processed |= set(range(min(topic.sought or 0, position)))
+    topic.processed |= set(range(min(topic.furthest, position)))
     topic.processed |= {each for each in topic.undone if each < position}
     topic.position = max(topic.position or 0, position)
 

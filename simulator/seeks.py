@@ -67,7 +67,7 @@ class Seeks:
         position = app.node.held[key].position or 0
         # The claim may be of an earlier topic, which had more records.
         end = max(position, world.cluster.kafka.log(key.topic_partition).end)
-        self._seek(app, key, _offset(rng, position, end))
+        self._seek(app, key, draw_offset(rng, position, end=end))
 
     def on_fold(self, folded: Folded) -> None:
         """Count the situations of keys in which owners have sought."""
@@ -152,7 +152,7 @@ class Seeks:
                 )
 
 
-def _offset(rng: random.Random, position: int, end: int) -> int:
+def draw_offset(rng: random.Random, position: int, *, end: int) -> int:
     """Draw an offset: back, forward, the start or the end."""
     choices = [0, end, rng.randint(0, position), rng.randint(position, end)]
     return rng.choice([choices[2], choices[3], *choices])

@@ -36,6 +36,7 @@ from kafka_marshal.remote.context import RemoteContext, RemoteEngine
 from kafka_marshal.remote.grants import SidecarGrantRequester, encode_verdict
 from kafka_marshal.remote.session import RemoteSession
 from kafka_marshal.remote.transport import NotRegistered, error_of
+from kafka_marshal.sidecar.flush import Flush
 from kafka_marshal.sidecar.grants import numbered_request
 from kafka_marshal.sidecar.http_errors import GONE, UNKNOWN, to_http_error
 from kafka_marshal.sidecar.process_monitor import Caller, Peer
@@ -136,6 +137,7 @@ class Line:
         self.is_cut = False
         self.loses: Callable[[], bool] = lambda: False
         self._named: dict[str, tuple[str, Mapping[str, object]]] = {}
+        self._flush: _FlushCall | None = None
 
     def call(self, do: Callable[[SidecarService], T]) -> T:
         """Make a request.
@@ -209,6 +211,58 @@ class Line:
                 )
             )
 
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        answer: type[api.HeartbeatResponse],
+        body: api.HeartbeatRequest,
+        timeout_ms: int,
+    ) -> api.HeartbeatResponse:
+        """Report all positions; called again until the log has them.
+
+        Raises:
+            _NotYet: Call again later, with the same body.
+        """
+        del method, path, answer
+        who, flush = self.who, self._flush
+        if flush is None:
+            until_ms = self.host.clock.now_ms() + timeout_ms
+            begun = self.call(lambda service: service.begin_flush(who, body))
+            self._flush = _FlushCall(self.host.service, begun, until_ms)
+            raise _NotYet
+        if self.host.service is not flush.service or self.is_cut:
+            self._flush = None
+            raise CoordinationError("the connection broke off")
+        is_late = self.host.clock.now_ms() >= flush.until_ms
+        if not is_late and (self.host.is_hung or not flush.begun.is_over):
+            raise _NotYet
+        self._flush = None
+        if is_late:
+            raise DeadlineExceeded("the log did not show the positions")
+        return self.call(lambda service: service.end_flush(who, flush.begun))
+
+    @property
+    def is_flushing(self) -> bool:
+        """Whether a report of all positions waits for its answer."""
+        return self._flush is not None
+
+
+@attrs.frozen
+class _FlushCall:
+    """A report of all positions in flight.
+
+    Attributes:
+        service: Service of the sidecar that got it.
+        begun: The report at the sidecar.
+        until_ms: Time at which the client gives up.
+    """
+
+    service: SidecarService | None
+    begun: Flush
+    until_ms: int
+
 
 def _as_received(error: MarshalError) -> MarshalError:
     """Return an error of the sidecar as its client receives it."""
@@ -274,6 +328,7 @@ class Hosted:
         self._carriers, self._grants = _WorkerPool(), list[_GrantCall]()
         self._stopped = _Stopped()
         self._answering: _GrantCall | None = None
+        self._flushed: tuple[api.Progress, ...] = ()
         self._wire()
         self.consumer: Consumer | None = None
         self._spec: api.SubscriptionSpec | None = None
@@ -299,7 +354,7 @@ class Hosted:
             lock=self.engine.changed,
             workers=cast("WorkerPool", self._carriers),
             stopped=cast("threading.Event", self._stopped),
-            progress=lambda: session.progress(everything=True),
+            progress=self._progress,
             on_flushed=lambda answer, sent: session.on_flushed(answer, reported=sent),
         )
         session.grants = SidecarGrantRequester(
@@ -310,6 +365,12 @@ class Hosted:
             on_end=session.after_verdict,
             rest=lambda: None,
         )
+
+    def _progress(self) -> tuple[api.Progress, ...]:
+        """Return all positions; those on their way until they are confirmed."""
+        if not self.line.is_flushing:
+            self._flushed = self.session.progress(everything=True)
+        return self._flushed
 
     def _consume(self, spec: ConsumerSpec, cluster: Cluster) -> None:
         config = spec.config

@@ -7,12 +7,13 @@ from kafka_marshal.protocol.hashing import home_partition
 from simulator.base import GROUP
 from simulator.node import Node
 from simulator.pauses import Pauses
-from simulator.plan import FENCES, HANDOFFS, PLANS, RESIZE
+from simulator.plan import FENCES, HANDOFFS, PLANS, RESIZE, SEEKS
 from simulator.plans import nonsense
 from simulator.sidecar.client import Hosted
 from simulator.sidecar.fences import HostedFences
 from simulator.sidecar.positions import HostedAdmins
 from simulator.sidecar.resizing import HostedResizes
+from simulator.sidecar.seeks import HostedSeeks
 from simulator.sidecar.world import POSITIONS, HostedWorld, Place, Process
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Troubles:
         self._world = world
         self._rng = world.rng
         self.admins, self.resizes = HostedAdmins(world), HostedResizes(world)
-        self._fences = HostedFences(world)
+        self._fences, self._seeks = HostedFences(world), HostedSeeks(world)
         self._pauses = Pauses(world.cluster, world.watcher, group_id=GROUP)
 
     def strike(self) -> None:
@@ -56,6 +57,7 @@ class Troubles:
             POSITIONS: self.admins.strike,
             PLANS: self._write_nonsense,
             RESIZE: self.resizes.strike,
+            SEEKS: self._seeks.strike,
         }
         names = [name for name in acts if name in self._world.faults]
         if names:

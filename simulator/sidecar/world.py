@@ -188,6 +188,7 @@ class HostedWorld(BaseWorld):
         self.faults = frozenset(lot if faults is None else faults)
         self.fates = self._draw_fates()
         self.on_folded: Callable[[Folded], None] = lambda _: None
+        self.on_driven: Callable[[Process], None] = lambda _: None
         partitions = rng.randint(1, 2)
         cluster = Cluster(
             heartbeat_interval_ms=self.h,
@@ -372,6 +373,7 @@ class HostedWorld(BaseWorld):
             self._drive_hosted(work, is_calm=is_calm)
             failure = work.failure
         self.check()
+        self.on_driven(process)
         if HANDOFFS in self.faults and not process.is_leaving:
             self.warm_up(process, is_calm=is_calm)
             if process not in self.processes:

@@ -3,6 +3,8 @@
 Full size: ``PROOF=1``, or ``python -m simulator --also seeks``.
 """
 
+from collections import Counter
+
 import pytest
 import slices
 import variants
@@ -22,6 +24,7 @@ from simulator.plan import (
     SEEKS,
     TRUNCATE,
 )
+from simulator.sidecar.simulate import simulate_hosted
 from simulator.simulate import SimulationFailed, simulate
 from simulator.world import World
 
@@ -53,6 +56,27 @@ def test_a_reset_undoes_the_seek_of_an_owner(seed):
         duration_ms=5 * MINUTE_MS,
     )
     assert report.seen["reset"]
+
+
+# Seed 10: two seeks of a client one after the other, of which the log has both.
+HOSTED_SEEDS = slices.seeds_of(quick=[3, 10, 22], full=200)
+HOSTED_FAULTS = (SEEKS, "death", "stop", "late", "crash", "line", "hang")
+
+
+@pytest.mark.slow
+def test_clients_of_sidecars_seek(record_property):
+    seen = Counter()
+    for seed in HOSTED_SEEDS:
+        delivery = Delivery.AT_LEAST_ONCE
+        seen.update(simulate_hosted(seed, faults=HOSTED_FAULTS, delivery=delivery).seen)
+    record_property("seeds", len(HOSTED_SEEDS))
+    for name in ("sought_back", "sought_forward", "seek_confirmed"):
+        assert seen[name], name
+
+
+def test_clients_of_sidecars_cannot_seek_at_most_once():
+    seeks = {"faults": (SEEKS,), "delivery": Delivery.AT_MOST_ONCE, "rounds": 60}
+    assert simulate_hosted(1, **seeks).seen["seek_refused"]
 
 
 @pytest.mark.slow

@@ -37,6 +37,7 @@ from kafka_marshal.runtime import Runtime
 from kafka_marshal.sidecar.clients import Client
 from kafka_marshal.sidecar.config import HANDOFF_MS
 from kafka_marshal.sidecar.events import EventCursor
+from kafka_marshal.sidecar.flush import Flush
 from kafka_marshal.sidecar.grants import Grants, NumberedRequest, numbered_request
 from kafka_marshal.sidecar.group import LEFT, LocalGroup
 from kafka_marshal.sidecar.health import Lifecycle, State
@@ -427,12 +428,12 @@ class SidecarService:
             DeadlineExceeded: The log did not show a flush in time.
         """
         with self._engine.changed:
-            group, client = self._find(who)
-            stale = group.record_beat(client, beat)
             if beat.flush:
-                if stale is not None:
-                    raise self._stale(_key(who, stale))
-                self._flush(group, who, beat)
+                flush = self.begin_flush(who, beat)
+                self._await(lambda: flush.is_over, beat.timeout_ms, what="positions")
+                return self.end_flush(who, flush)
+            group, client = self._find(who)
+            group.record_beat(client, beat)
             group.journal_deadlines(client)
             return group.answer(client, self._context.now_ms)
 
@@ -464,26 +465,32 @@ class SidecarService:
         finally:
             changed.release()
 
-    def _flush(
-        self, group: LocalGroup, who: Caller, beat: api.HeartbeatRequest
-    ) -> None:
-        """Wait until the log holds the positions that a client reported."""
-        session = group.session
-        seqs = session.beat_now()
-        named = [group.table.leases.get(_key(who, each)) for each in beat.progress]
-        sought = [x.holding for x in named if x is not None and x.holding.rewind]
+    def begin_flush(self, who: Caller, beat: api.HeartbeatRequest) -> Flush:
+        """Send the positions that a client reports to the log; do not wait.
 
-        def is_done() -> bool:
-            is_sought = any(h.rewind and h.claim.is_owned for h in sought)
-            return not is_sought and not session.is_pending(seqs)
+        Called under the engine's lock.
 
-        self._await(
-            lambda: group.failure is not None or is_done(),
-            beat.timeout_ms,
-            what="positions",
-        )
-        group.find(who.client_id, who.instance)
-        for each in beat.progress:
+        Raises:
+            ClaimLost: As ``beat``.
+        """
+        group, client = self._find(who)
+        stale = group.record_beat(client, beat)
+        if stale is not None:
+            raise self._stale(_key(who, stale))
+        session, leases = group.session, group.table.leases
+        named = [leases.get(_key(who, each)) for each in beat.progress]
+        sought = tuple(x.holding for x in named if x is not None and x.holding.rewind)
+        return Flush(group, beat.progress, tuple(session.beat_now()), sought)
+
+    def end_flush(self, who: Caller, flush: Flush) -> api.HeartbeatResponse:
+        """Return the new deadlines after a flush, under the engine's lock.
+
+        Raises:
+            ClaimLost: As ``beat``.
+        """
+        group = flush.group
+        client = group.find(who.client_id, who.instance)
+        for each in flush.progress:
             lease = group.table.leases.get(_key(who, each))
             if (
                 lease is None
@@ -491,6 +498,8 @@ class SidecarService:
                 or not lease.holding.claim.is_owned
             ):
                 raise self._stale(_key(who, each))
+        group.journal_deadlines(client)
+        return group.answer(client, self._context.now_ms)
 
     def _stale(self, key: Key) -> ClaimLost:
         known = self._context.replica_of(key).world.keys.get(key)

@@ -410,6 +410,23 @@ def test_a_seek_confirmed_after_a_reset_skips_no_offset():
     assert "1 records never processed: [5]" in verdict.findings[0].message
 
 
+@pytest.mark.parametrize(("reported", "found"), [(8, []), (9, ["6.1"])])
+def test_a_report_of_a_seek_that_another_overtook_may_skip_as_far(reported, found):
+    """A sidecar may write the target of the first as an ordinary position."""
+    history = [
+        op("claim", "a", ONE),
+        *handled("a", ONE, 0, 3),
+        op("seek", "a", ONE, 8, outcome="invoke"),
+        op("seek", "a", ONE, 2, outcome="invoke"),
+        op("beat", "a", ONE, reported),
+        op("seek", "a", ONE, 2),
+        op("sought", "a", ONE, 2),
+        *handled("a", ONE, 2, 9),
+    ]
+    verdict = check(history, delivery=ALO, ends={KEY: (0, 10)})
+    assert [each.invariant for each in verdict.findings] == found
+
+
 # --- set positions
 
 
