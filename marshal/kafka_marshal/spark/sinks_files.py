@@ -25,7 +25,12 @@ import attrs
 
 from kafka_marshal.errors import ConfigurationError, CoordinationError
 from kafka_marshal.protocol.types import Token, TopicPartition
-from kafka_marshal.spark.fencing import SINK_COLUMNS, Fence, require_columns
+from kafka_marshal.spark.fencing import (
+    SINK_COLUMNS,
+    Fence,
+    require_columns,
+    require_token,
+)
 from kafka_marshal.spark.paths import for_reader
 
 if TYPE_CHECKING:
@@ -214,7 +219,7 @@ class FileSink:
         """Write a batch without rows that are stale or written already.
 
         Raises:
-            ConfigurationError: A column is missing.
+            ConfigurationError: A column is missing, or a row has no token.
         """
         from pyspark.sql import functions as f
 
@@ -263,6 +268,8 @@ class FileSink:
         return [self._link(aside, row) for row in ranges.collect()]
 
     def _link(self, aside: Path, row: "Row") -> tuple[TopicPartition, Link]:
+        place = TopicPartition(row["topic"], row["partition"])
+        token = require_token(*place, offset=row["first"], token=row["token"])
         values = {name: row[of] for name, of in _FOLDERS.items()}
         leaf = aside.joinpath(
             *(f"{k}={_OF_NULL if v in {None, ''} else v}" for k, v in values.items())
@@ -270,11 +277,11 @@ class FileSink:
         link = Link(
             first=row["first"],
             end=row["last"] + 1,
-            token=row["token"],
+            token=token,
             folder=str(leaf.relative_to(self.path)),
             topic_id=row["topicId"] or "",
         )
-        return TopicPartition(row["topic"], row["partition"]), link
+        return place, link
 
     def publish(
         self,

@@ -261,6 +261,12 @@ def test_reading_before_the_first_write_returns_none(sink):
     assert sink.read(None) is None
 
 
+def test_a_folder_of_rows_without_a_token_raises(sink):
+    row = {"topic": "t", "partition": 0, "token": None, "topicId": FIRST, "first": 1}
+    with pytest.raises(ConfigurationError, match=r"offset 1 of t-0.*no token"):
+        sink._link(sink.path / "data" / "x", {**row, "last": 2})
+
+
 @pytest.mark.parametrize("path", ["bills", "s3://bucket/bills", "hdfs://host/bills"])
 def test_a_remote_path_raises(path):
     with pytest.raises(ConfigurationError, match="object stores"):
