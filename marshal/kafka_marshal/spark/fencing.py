@@ -174,6 +174,22 @@ def require_token(
     )
 
 
+def warn_of_written_rows(place: TopicPartition, position: int, *, option: str) -> None:
+    """Log that a sink wrote no row of a batch, because all are below its position.
+
+    Args:
+        place: The topic partition.
+        position: The position that the sink has stored.
+        option: What chooses where the sink stores positions.
+    """
+    _LOGGER.warning(
+        "rows_already_written %s: all rows of this batch are below the sink's position "
+        "%d, so it writes none of them: the batch is repeated, or another sink of this "
+        "batch stores its positions in the same place; give each sink a %s of its own",
+        *(place, position, option),
+    )
+
+
 def write_by_claim(df: "DataFrame", write: WriteClaim) -> None:
     """Write the rows of each topic partition in one task, in offset order.
 

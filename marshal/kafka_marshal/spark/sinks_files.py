@@ -30,6 +30,7 @@ from kafka_marshal.spark.fencing import (
     Fence,
     require_columns,
     require_token,
+    warn_of_written_rows,
 )
 from kafka_marshal.spark.paths import for_reader
 
@@ -192,7 +193,8 @@ class FileSink:
         sink.read(spark).count()
 
     Attributes:
-        path: The sink's folder, writable by the driver and every executor.
+        path: The sink's folder, writable by the driver and every executor. Two sinks in
+            one ``foreachBatch`` need a folder each.
         fence: Fence of the stream.
     """
 
@@ -312,6 +314,7 @@ class FileSink:
                 )
                 break
             if first >= link.end:
+                warn_of_written_rows(place, first, option="path")
                 break
             made = self._from(spark, link, first) if first > link.first else link
             is_made = chain.add(attrs.evolve(next_, folder=made.folder))

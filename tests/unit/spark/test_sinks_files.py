@@ -169,10 +169,12 @@ def test_publishing_adds_a_link_and_returns_its_first_offset(sink):
     assert [(link.first, link.end) for link in sink.links()[T0]] == [(0, 10), (10, 15)]
 
 
-def test_published_rows_are_not_published_twice(sink):
+def test_published_rows_are_not_published_twice(sink, caplog):
     publish(sink, aside(sink, 0, 10))
     again = aside(sink, 2, 10)
+    assert not caplog.text
     assert publish(sink, again) == 10
+    assert "rows_already_written t-0: all rows" in caplog.text
     assert not (sink.path / again.folder).exists()
 
 
