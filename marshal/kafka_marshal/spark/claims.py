@@ -236,9 +236,8 @@ class Claims:
                 self.ranges.wait_for_change(IDLE_MS)
             return start
         most = total if limit.most is None else limit.most
-        planned = self._start_ranges(
-            held, places, spans=spans, ends=limited_ends(spans, most)
-        )
+        ends = self._limited(places, spans, most)
+        planned = self._start_ranges(held, places, spans=spans, ends=ends)
         if not planned:
             return start
         self._batch_at = self._now()
@@ -376,7 +375,7 @@ class Claims:
     def _check_starts(
         self, places: dict[TopicPartition, Mark], new: list[TopicPartition]
     ) -> dict[TopicPartition, Mark]:
-        """Raise starts under new claims to the log start, if below (PROTOCOL 5.6)."""
+        """Raise starts to the log start, if below (PROTOCOL 5.6)."""
         starts = self.logs.starts(new) if new else {}
         for partition, log_start in starts.items():
             mark = places[partition]
@@ -409,6 +408,30 @@ class Claims:
             if first < end:
                 spans[partition] = OffsetRange(first, end)
         return spans
+
+    def _limited(
+        self,
+        places: dict[TopicPartition, Mark],
+        spans: Mapping[TopicPartition, OffsetRange],
+        most: int,
+    ) -> dict[TopicPartition, int]:
+        """Return the end of each partition in a batch of about ``most`` offsets.
+
+        Offsets below the log start do not count: a query that is slower than retention
+        would plan batches without records.
+        """
+        if sum(span.count for span in spans.values()) <= most:
+            return {partition: span.end for partition, span in spans.items()}
+        self._check_starts(places, list(spans))
+        left, passed = {}, {}
+        for partition, span in spans.items():
+            mark = places[partition]
+            if mark.next < span.end:
+                left[partition] = OffsetRange(mark.next, span.end)
+            else:  # the rest was deleted: pass it, and read nothing
+                passed[partition] = span.end
+                places[partition] = mark._replace(begin=span.end, next=span.end)
+        return passed | limited_ends(left, most)
 
     def _check_short_logs(
         self, places: dict[TopicPartition, Mark], short: list[TopicPartition]

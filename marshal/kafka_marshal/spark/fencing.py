@@ -66,7 +66,7 @@ class Fence:
         assert parsed.group is not None
         return cls(parsed.group, parsed.connection, parsed.sidecar)
 
-    def holds(self, topic: str, partition: int, *, token: str | None) -> bool:
+    def holds(self, topic: str, partition: int, *, token: str) -> bool:
         """Return whether a token is that of the partition's current claim.
 
         Raises:
@@ -99,7 +99,8 @@ def fenced(
         options: Options of the stream.
 
     Raises:
-        ConfigurationError: A column is missing, or an option is wrong.
+        ConfigurationError: A column is missing, or an option is wrong. Tasks raise it
+            for a row without a token.
     """
     require_columns(df)
     return df.mapInArrow(_Guard(Fence.of(options), batch_id), schema=df.schema)
@@ -148,11 +149,52 @@ def require_columns(df: "DataFrame", columns: Sequence[str] = COLUMNS) -> None:
         )
 
 
+def require_token(
+    topic: str | None, partition: int | None, *, offset: int | None, token: str | None
+) -> str:
+    """Return the token of a row, or raise: nobody holds a claim for a row without one.
+
+    Args:
+        topic: Topic of the row, None if the row is of no topic.
+        partition: Its partition.
+        offset: Its offset.
+        token: Its token.
+
+    Raises:
+        ConfigurationError: The row has no token.
+    """
+    if token is not None:
+        return token
+    raise ConfigurationError(
+        f"the row at offset {offset} of {topic}-{partition} has no token, so no sink "
+        "can find out whether it is stale or repeated: spark.read made it, which holds "
+        "no claims, or a union or an outer join added it. Write rows of a stream of "
+        "format marshal only, or write these rows with a writer of Spark",
+        setting="token",
+    )
+
+
+def warn_of_written_rows(place: TopicPartition, position: int, *, option: str) -> None:
+    """Log that a sink wrote no row of a batch, because all are below its position.
+
+    Args:
+        place: The topic partition.
+        position: The position that the sink has stored.
+        option: What chooses where the sink stores positions.
+    """
+    _LOGGER.warning(
+        "rows_already_written %s: all rows of this batch are below the sink's position "
+        "%d, so it writes none of them: the batch is repeated, or another sink of this "
+        "batch stores its positions in the same place; give each sink a %s of its own",
+        *(place, position, option),
+    )
+
+
 def write_by_claim(df: "DataFrame", write: WriteClaim) -> None:
     """Write the rows of each topic partition in one task, in offset order.
 
     Each claim's rows are written by a separate call. ``write`` is sent to the
-    executors.
+    executors. A row without a token ends the job.
     """
     place = ("topic", "partition")
     ordered = df.repartition(*place).sortWithinPartitions(*place, "offset")
@@ -163,7 +205,7 @@ def _write_task(write: WriteClaim, rows: "Iterator[Row]") -> None:
     """Write the rows of one task, in Spark's Python workers."""
     for place, of_place in groupby(rows, lambda row: (row.topic, row.partition)):
         # In offset order, rows of a later claim follow.
-        claims = groupby(of_place, lambda row: (row.token, row.topicId))
+        claims = groupby(of_place, _claim_of)
         for (token, topic_id), of_claim in claims:
             write(
                 TopicPartition(*place),
@@ -171,6 +213,11 @@ def _write_task(write: WriteClaim, rows: "Iterator[Row]") -> None:
                 topic_id=topic_id or "",
                 rows=of_claim,
             )
+
+
+def _claim_of(row: "Row") -> tuple[str, str | None]:
+    place = (row.topic, row.partition)
+    return require_token(*place, offset=row.offset, token=row.token), row.topicId
 
 
 @attrs.frozen
@@ -199,26 +246,27 @@ class _Guard:
         return batch
 
 
-def _distinct(batch: "pa.RecordBatch") -> list[tuple[str, int, str | None]]:
+def _distinct(batch: "pa.RecordBatch") -> list[tuple[str, int, str]]:
     import pyarrow as pa
 
     rows = pa.Table.from_batches([batch])
-    found = rows.group_by(["topic", "partition", "token"]).aggregate([]).to_pylist()
-    return [(each["topic"], each["partition"], each["token"]) for each in found]
+    groups = rows.group_by(["topic", "partition", "token"])
+    found = []
+    for each in groups.aggregate([("offset", "min")]).to_pylist():
+        place = (each["topic"], each["partition"])
+        token = require_token(*place, offset=each["offset_min"], token=each["token"])
+        found.append((*place, token))
+    return found
 
 
 def _without(
-    batch: "pa.RecordBatch", topic: str, *, partition: int, token: str | None
+    batch: "pa.RecordBatch", topic: str, *, partition: int, token: str
 ) -> "pa.RecordBatch":
     import pyarrow.compute as pc
 
-    is_token = pc.equal(batch.column("token"), token) if token else None
     is_theirs = pc.and_(
         pc.equal(batch.column("topic"), topic),
         pc.equal(batch.column("partition"), partition),
     )
-    is_theirs = pc.and_(
-        is_theirs,
-        pc.is_null(batch.column("token")) if is_token is None else is_token,
-    )
+    is_theirs = pc.and_(is_theirs, pc.equal(batch.column("token"), token))
     return batch.filter(pc.invert(pc.fill_null(is_theirs, fill_value=False)))

@@ -29,7 +29,8 @@ class Mark(NamedTuple):
 
     Attributes:
         token: Fencing token of the claim.
-        begin: First offset that the query planned under the claim.
+        begin: First offset that the query planned under the claim, or the log start if
+            it passed records that were deleted.
         next: Next offset to plan: everything from ``begin`` up to here is planned.
         restarts: Number of restarts at the log start, after the log was truncated below
             ``next`` or the topic was recreated.
@@ -163,7 +164,10 @@ def planned_ranges(start: Marks, end: Marks) -> list[PlannedRange]:
     for partition, mark in sorted(end.items()):
         before = start.get(partition)
         is_continued = before is not None and before.is_continued_by(mark)
-        first = before.next if before is not None and is_continued else mark.begin
+        first = mark.begin
+        if before is not None and is_continued:
+            # Records between the two were deleted.
+            first = max(before.next, mark.begin)
         if first < mark.next:
             planned = PlannedRange(
                 partition=partition,

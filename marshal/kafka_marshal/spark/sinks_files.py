@@ -25,7 +25,13 @@ import attrs
 
 from kafka_marshal.errors import ConfigurationError, CoordinationError
 from kafka_marshal.protocol.types import Token, TopicPartition
-from kafka_marshal.spark.fencing import SINK_COLUMNS, Fence, require_columns
+from kafka_marshal.spark.fencing import (
+    SINK_COLUMNS,
+    Fence,
+    require_columns,
+    require_token,
+    warn_of_written_rows,
+)
 from kafka_marshal.spark.paths import for_reader
 
 if TYPE_CHECKING:
@@ -187,7 +193,8 @@ class FileSink:
         sink.read(spark).count()
 
     Attributes:
-        path: The sink's folder, writable by the driver and every executor.
+        path: The sink's folder, writable by the driver and every executor. Two sinks in
+            one ``foreachBatch`` need a folder each.
         fence: Fence of the stream.
     """
 
@@ -214,7 +221,7 @@ class FileSink:
         """Write a batch without rows that are stale or written already.
 
         Raises:
-            ConfigurationError: A column is missing.
+            ConfigurationError: A column is missing, or a row has no token.
         """
         from pyspark.sql import functions as f
 
@@ -263,6 +270,8 @@ class FileSink:
         return [self._link(aside, row) for row in ranges.collect()]
 
     def _link(self, aside: Path, row: "Row") -> tuple[TopicPartition, Link]:
+        place = TopicPartition(row["topic"], row["partition"])
+        token = require_token(*place, offset=row["first"], token=row["token"])
         values = {name: row[of] for name, of in _FOLDERS.items()}
         leaf = aside.joinpath(
             *(f"{k}={_OF_NULL if v in {None, ''} else v}" for k, v in values.items())
@@ -270,11 +279,11 @@ class FileSink:
         link = Link(
             first=row["first"],
             end=row["last"] + 1,
-            token=row["token"],
+            token=token,
             folder=str(leaf.relative_to(self.path)),
             topic_id=row["topicId"] or "",
         )
-        return TopicPartition(row["topic"], row["partition"]), link
+        return place, link
 
     def publish(
         self,
@@ -305,6 +314,7 @@ class FileSink:
                 )
                 break
             if first >= link.end:
+                warn_of_written_rows(place, first, option="path")
                 break
             made = self._from(spark, link, first) if first > link.first else link
             is_made = chain.add(attrs.evolve(next_, folder=made.folder))

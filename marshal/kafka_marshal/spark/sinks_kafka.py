@@ -8,7 +8,7 @@ Consumers of the topic must read with ``isolation.level = read_committed``.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from kafka_marshal.spark.fencing import (
     SINK_COLUMNS,
     Fence,
     require_columns,
+    warn_of_written_rows,
     write_by_claim,
 )
 from kafka_marshal.spark.options import parse
@@ -54,7 +55,7 @@ class KafkaSink:
         fence: Fence of the stream.
         settings: Connection to the cluster of both topics.
         name: Kafka consumer group that stores the positions, and prefix of
-            transactional ids.
+            transactional ids. Two sinks in one ``foreachBatch`` need different names.
         partitioner: How a key chooses the partition, by the names of librdkafka.
     """
 
@@ -78,7 +79,8 @@ class KafkaSink:
         Args:
             options: Options of the stream.
             topic: Target topic.
-            name: Prefix of transactional ids; by default made of group and topic.
+            name: Prefix of transactional ids, and Kafka consumer group that stores the
+                positions; by default made of group and topic.
             partitioner: How a key chooses the partition: by default as Java's clients
                 and Spark's own sink do; ``consistent_random`` as clients of librdkafka
                 do by default. In a topic with records, another partitioner than before
@@ -137,7 +139,7 @@ class KafkaSink:
         place: TopicPartition,
         *,
         token: str,
-        rows: "Iterator[Row]",
+        rows: "Iterable[Row]",
         topic_id: str = "",
     ) -> int:
         """Write rows of one topic partition and claim, in offset order.
@@ -174,7 +176,10 @@ class KafkaSink:
                 )
                 return 0
             position = transactions.position(place, topic_id=topic_id) or 0
+            rows = list(rows)
             new = [row for row in rows if row.offset >= position]
+            if rows and not new:
+                warn_of_written_rows(place, position, option="name")
             if new:
                 transactions.write(
                     (_outgoing(self.topic, row) for row in new),

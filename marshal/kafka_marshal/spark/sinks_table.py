@@ -17,7 +17,12 @@ import attrs
 from kafka_marshal.arguments import to_count
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.types import Token, TopicPartition
-from kafka_marshal.spark.fencing import SINK_COLUMNS, require_columns, write_by_claim
+from kafka_marshal.spark.fencing import (
+    SINK_COLUMNS,
+    require_columns,
+    warn_of_written_rows,
+    write_by_claim,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
@@ -59,7 +64,9 @@ class TableSink:
         connect: Returns a new connection.
         write: Writes rows by a cursor; must not commit.
         group: Group of the stream; each group has its own positions.
-        table: Name of the table of positions, with an optional schema.
+        table: Name of the table of positions, with an optional schema. Two sinks in one
+            ``foreachBatch`` need a table each: with the same positions, the second one
+            takes the rows for written.
         rows_at_once: Most rows in one call of ``write``.
         idle_ms_max: How long the database waits for the next statement of a
             transaction. A process that is suspended in a transaction blocks the next
@@ -171,15 +178,24 @@ def write_rows(
     if found is None:
         return 0
     first = position = found[0]
-    count = 0
-    # Several rows may have one offset, so compare with the position at the start.
-    new = (row for row in rows if row.offset >= first)
+    seen = count = 0
+
+    def unwritten() -> "Iterator[Row]":
+        nonlocal seen
+        for seen, row in enumerate(rows, 1):  # noqa: B007 - it counts
+            # Several rows may have one offset: compare with the position at the start.
+            if row.offset >= first:
+                yield row
+
+    new = unwritten()
     while batch := list(islice(new, sink.rows_at_once)):
         sink.write(cursor, batch)
         # Set it again: after pipelined statements the server does not count idle time.
         cursor.execute(bound)
         position = batch[-1].offset + 1
         count += len(batch)
+    if seen and not count:
+        warn_of_written_rows(TopicPartition(*place[1:]), first, option="table")
     cursor.execute(_LEAVE.format_map(names), (position, *place))
     return count
 

@@ -585,6 +585,31 @@ def test_a_position_below_the_log_start_raises_or_is_moved_to_it(caplog):
     assert "position_jumped" in caplog.text
 
 
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_a_limited_batch_passes_records_that_were_deleted(is_strict, caplog):
+    """No batches are planned of deleted records only."""
+    cluster, limit = world(records=(100,)), Limit(most=10)
+    query = Query(cluster, [], fails_on_data_loss=is_strict)
+    assert query.batch(limit) == {0: list(range(10))}
+    cluster.kafka.delete_records(T[0], before=50)
+    if is_strict:
+        with pytest.raises(PositionError, match=r"position 10 of t-0.* begins at 50"):
+            query.plan(limit)
+        return
+    assert query.batch(limit) == {0: list(range(50, 60))}
+    assert query.read() == {0: list(range(50, 60))}, "repeated by a restart"
+    assert query.batch(limit) == {0: list(range(60, 70))}
+    (reported,) = jumps(caplog)
+    assert "position 10 of t-0 cannot be read" in reported.message
+    cluster.kafka.delete_records(T[0], before=100)
+    assert query.batch(limit) == {}
+    assert query.batch(limit) is None
+    fill(cluster, 5)
+    query.crash()
+    again = Query(cluster, query.checkpoint, fails_on_data_loss=False)
+    assert again.batch(limit) == {0: list(range(100, 105))}
+
+
 def test_a_readable_end_below_the_position_plans_no_batch(monkeypatch):
     """As with read_committed, while a transaction is open."""
     query = Query(world(), [])

@@ -5,12 +5,13 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
+from sinkkit import Frame as SinkFrame
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.grants import ClaimState
 from kafka_marshal.protocol.types import Owner
 from kafka_marshal.spark import fencing
-from kafka_marshal.spark.fencing import Fence, fenced, fenced_by
+from kafka_marshal.spark.fencing import Fence, fenced, fenced_by, write_by_claim
 
 OPTIONS = {
     "kafka.bootstrap.servers": "localhost:1",
@@ -100,8 +101,17 @@ def test_rows_are_dropped_if_no_claim_with_their_token_is_held(grants, known):
     assert passed(batch(("t", 0, 1, LIVE))) == []
 
 
-def test_rows_without_a_token_are_dropped(grants):
-    assert passed(batch(("t", 0, 1, None), ("t", 0, 2, LIVE))) == [[2]]
+def test_rows_without_a_token_raise(grants):
+    """Nobody holds a claim for them, so no owner would process them."""
+    with pytest.raises(ConfigurationError, match=r"offset 1 of t-0.*no token") as why:
+        passed(batch(("t", 0, 2, LIVE), ("t", 0, 1, None)))
+    assert why.value.setting == "token"
+
+
+def test_sinks_raise_for_rows_without_a_token():
+    frame = SinkFrame([SimpleNamespace(topic="t", partition=0, offset=1, token=None)])
+    with pytest.raises(ConfigurationError, match=r"offset 1 of t-0.*no token"):
+        write_by_claim(frame, pytest.fail)
 
 
 def test_a_claim_is_checked_for_each_arrow_batch(grants):

@@ -169,10 +169,12 @@ def test_publishing_adds_a_link_and_returns_its_first_offset(sink):
     assert [(link.first, link.end) for link in sink.links()[T0]] == [(0, 10), (10, 15)]
 
 
-def test_published_rows_are_not_published_twice(sink):
+def test_published_rows_are_not_published_twice(sink, caplog):
     publish(sink, aside(sink, 0, 10))
     again = aside(sink, 2, 10)
+    assert not caplog.text
     assert publish(sink, again) == 10
+    assert "rows_already_written t-0: all rows" in caplog.text
     assert not (sink.path / again.folder).exists()
 
 
@@ -259,6 +261,12 @@ def test_a_chain_without_links_is_omitted(sink):
 
 def test_reading_before_the_first_write_returns_none(sink):
     assert sink.read(None) is None
+
+
+def test_a_folder_of_rows_without_a_token_raises(sink):
+    row = {"topic": "t", "partition": 0, "token": None, "topicId": FIRST, "first": 1}
+    with pytest.raises(ConfigurationError, match=r"offset 1 of t-0.*no token"):
+        sink._link(sink.path / "data" / "x", {**row, "last": 2})
 
 
 @pytest.mark.parametrize("path", ["bills", "s3://bucket/bills", "hdfs://host/bills"])

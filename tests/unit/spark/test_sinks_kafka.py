@@ -97,12 +97,14 @@ def test_the_partitioner_is_that_of_java_unless_another_is_named(sink, broker):
         KafkaSink.of(OPTIONS, topic="out", partitioner="murmur3")
 
 
-def test_written_rows_are_not_written_again(sink, broker, monkeypatch):
+def test_written_rows_are_not_written_again(sink, broker, monkeypatch, caplog):
     monkeypatch.setattr(broker, "left", 5)
     assert sink.write(T0, token="1.0.7", rows=iter(rows(4, 5))) == 1
     assert broker.made[0].written == [("out", [b"5"], T0, 6)]
+    assert not caplog.text
     assert sink.write(T0, token="1.0.7", rows=iter(rows(3, 4))) == 0
     assert broker.made[1].written == []
+    assert "rows_already_written t-0: all rows" in caplog.text
 
 
 def test_an_ended_claim_writes_nothing(sink, broker, caplog):

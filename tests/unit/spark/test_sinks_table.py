@@ -117,6 +117,20 @@ def test_written_rows_are_not_written_again():
     assert (table.written, table.row[1]) == ([[2, 3]], 4)
 
 
+def test_a_batch_of_written_rows_is_logged(caplog):
+    """So is the second of two sinks with one table in one batch, which writes none."""
+    table = Table()
+    for _ in range(2):
+        run(table, rows(0, 1))
+    assert table.written == [[0, 1]]
+    assert "rows_already_written t-0: all rows" in caplog.text
+    assert "position 2" in caplog.text
+    caplog.clear()
+    run(table, [])
+    run(table, rows(1, 2))
+    assert not caplog.text
+
+
 @pytest.mark.parametrize("known", [(1, 0, 8), (1, 1, 0), (2, 0, 0), (1, 2, 3)])
 def test_a_stale_token_writes_nothing(known):
     table = Table(token=known)
