@@ -76,6 +76,10 @@ def list_claims(
     call.answer(Answer(presenters.as_of(world, at), {}, (section,)))
     if at is None and group is not None:
         note_unknown_group(world, group)
+    if at is None and topic is not None and not rows:
+        notify(
+            f"the log has no such claims of topic {topic!r}; see: marshal claims list"
+        )
 
 
 @app.command(
