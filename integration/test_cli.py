@@ -199,7 +199,7 @@ def test_another_heartbeat_interval_is_refused_with_both_values(cli, unique):
     wanted = consuming("t", unique("group"))
     done = cli.run(*wanted, "--heartbeat-interval", "7s", code=2)
     assert (
-        f"heartbeat_interval_ms is 7000 here and {HEARTBEAT_MS} in the log"
+        f"--heartbeat-interval is 7000 here and {HEARTBEAT_MS} in the log"
         in done.stderr
     )
 

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 
 from kafka_marshal.defaults import COORDINATION_TOPIC, format_command
@@ -92,9 +92,19 @@ _COMMAND_IN_TEXT = re.compile(
 _FORMAT_IN_TEXT = re.compile(r"\bmarshal topic format\b(?! --coordination-topic)")
 _ARGUMENT_IN_TEXT = re.compile(r"\b([a-z_]+)=True\b")
 """An argument in a message of the library or the sidecar, to be shown as a flag."""
+_SETTING_IN_TEXT = re.compile(r"(?<![\w'\"/.=-])[a-z]+(?:_[a-z]+)+(?![\w'\"/=-])")
+_FLAG_NAMES = {
+    "bootstrap_servers": "bootstrap_server",
+    "group_id": "group",
+    "heartbeat_interval_ms": "heartbeat",
+    "client_id": "client",
+    "partition_count": "partitions",
+    "sidecar_token_file": "token_file",
+}
+"""Settings of the library whose options have another name, besides those in ms."""
 _CONNECTS = re.compile(
-    r"(?<=: )marshal(?= (cluster|topic|groups|claims|clients|plan|grants|log|doctor|"
-    r"shell|consume)\b)(?!.* --help$)",
+    r"(?:(?<=: )|^)marshal(?= (cluster|topic|groups|claims|clients|plan|grants|log|"
+    r"doctor|shell|consume|config show)\b)(?!.* --help$)",
     re.MULTILINE,
 )
 """A command in a message that connects to the cluster."""
@@ -131,7 +141,7 @@ def message(
     *,
     topic: str = COORDINATION_TOPIC,
     command: str = "marshal",
-    connection: Mapping[str, str] | None = None,
+    flags: Mapping[str, str] | None = None,
 ) -> str:
     """Return the message of an error: what happened, why, and what to run next.
 
@@ -142,12 +152,14 @@ def message(
         topic: The coordination topic. It is added to commands in the message that
             would format another topic.
         command: The command that failed.
-        connection: Connection options of its command line, by name. They are added to
-            commands in the message, so that these reach the same cluster.
+        flags: How options and arguments of the command are written, by name: the
+            message of a wrong setting has them instead of the library's names.
     """
     text = str(error).strip()
     if isinstance(error, MarshalError):
         text = _ARGUMENT_IN_TEXT.sub(_flag, text)
+        if isinstance(error, ConfigurationError):
+            text = _with_flags(text, flags or {})
         text = _FORMAT_IN_TEXT.sub(lambda _: format_command(topic), text)
     elif isinstance(error, OSError):
         # For example a full disk: not a problem of the log, and not a bug.
@@ -158,13 +170,34 @@ def message(
     else:
         text = f"unexpected {type(error).__name__}: {text}; --debug shows where"
     run = next_command(error, command)
-    text = text if run is None else f"{text}\nnext: {run}"
+    return text if run is None else f"{text}\nnext: {run}"
+
+
+def with_connection(text: str, connection: Sequence[tuple[str, str]]) -> str:
+    """Return a message with connection options in each command that needs them.
+
+    Args:
+        text: The message.
+        connection: Connection options of the command line, with their values: with
+            them, commands in the message reach the same cluster.
+    """
     options = "".join(
         f" {name} {shlex.quote(value)}"
-        for name, value in (connection or {}).items()
+        for name, value in connection
         if not re.search(rf"(?<!\S){name} ", text)
     )
     return _CONNECTS.sub(lambda found: found[0] + options, text)
+
+
+def _with_flags(text: str, flags: Mapping[str, str]) -> str:
+    """Return a message with the options of a command instead of settings."""
+
+    def flag(found: re.Match[str]) -> str:
+        name = found[0]
+        names = name, name.removesuffix("_ms"), _FLAG_NAMES.get(name, "")
+        return next((flags[each] for each in names if each in flags), name)
+
+    return _SETTING_IN_TEXT.sub(flag, text)
 
 
 def _flag(argument: re.Match[str]) -> str:

@@ -8,7 +8,7 @@ the option belongs to ``list``. So shared options are moved behind the command's
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from enum import Enum
 from functools import cache, partial
@@ -232,12 +232,17 @@ def _help_option(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda ctx: _quick(find(ctx))
 
 
-def _take_group_option(command: Any) -> None:  # noqa: ANN401 - click's
-    """Let commands take their argument GROUP as ``--group``, as Kafka's tools do."""
+_ARGUMENT_OPTIONS = {"group": ("--group", "-g"), "topics": ("--topic",)}
+"""Options of Kafka's tools for first arguments, by the names of these."""
+
+
+def _take_argument_option(command: Any) -> None:  # noqa: ANN401 - click's
+    """Let a command take its first argument as an option, as Kafka's tools do."""
     names = [each.name for each in command.params if each.param_type_name == "argument"]
-    if names[:1] == ["group"]:
+    options = _ARGUMENT_OPTIONS.get(names[0]) if names else None
+    if options is not None:
         parse = command.parse_args
-        command.parse_args = lambda ctx, args: parse(ctx, group_first(args))
+        command.parse_args = lambda ctx, args: parse(ctx, option_first(args, options))
 
 
 def _list_commands(command: Any) -> None:  # noqa: ANN401 - click's
@@ -257,15 +262,23 @@ def _list_commands(command: Any) -> None:  # noqa: ANN401 - click's
     command.resolve_command = resolve_or_list
 
 
-def group_first(args: list[str]) -> list[str]:
-    """Return arguments with the value of ``--group`` or ``-g`` before all others."""
+def option_first(args: list[str], options: Sequence[str]) -> list[str]:
+    """Return arguments with the values of an option before all others.
+
+    Args:
+        args: The arguments.
+        options: The names of the option, first the long one.
+    """
+    long = f"{options[0]}="
     for at, each in enumerate(args):
         if each == "--":
             break
-        if each.startswith("--group="):
-            return [each.removeprefix("--group="), *args[:at], *args[at + 1 :]]
-        if each in {"--group", "-g"} and at + 1 < len(args):
-            return [args[at + 1], *args[:at], *args[at + 2 :]]
+        if each.startswith(long):
+            rest = [*args[:at], *args[at + 1 :]]
+            return [each.removeprefix(long), *option_first(rest, options)]
+        if each in options and at + 1 < len(args):
+            rest = [*args[:at], *args[at + 2 :]]
+            return [args[at + 1], *option_first(rest, options)]
     return args
 
 
@@ -312,7 +325,7 @@ def _prepare(command: Any) -> None:  # noqa: ANN401 - click's
     """Replace slow parts of typer in a command and its subcommands."""
     convert_quickly(command)
     command.format_help = partial(_show_help, command)
-    _take_group_option(command)
+    _take_argument_option(command)
     _list_commands(command)
     for each in getattr(command, "commands", {}).values():
         _prepare(each)

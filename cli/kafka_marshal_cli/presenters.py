@@ -380,6 +380,10 @@ def pause_columns(rows: Iterable[Row]) -> tuple[Column, ...]:
     )
 
 
+CLIENTS_LESS = ("LOG READ", "LOG LAG", "INCARNATION")
+"""Like ``CLAIMS_LESS``, for clients."""
+
+
 def client_columns(rows: Iterable[Row], *, has_group: bool) -> tuple[Column, ...]:
     """Return the columns of clients; omit optional ones that are empty for all."""
     rows = list(rows)
@@ -533,6 +537,8 @@ CLAIM_COLUMNS = (
     column("GRANTED", "granted"),
     column("TOKEN", "token"),
 )
+CLAIMS_LESS = ("GRANTED", "AGE", "LOG-END-OFFSET", "TOKEN", "AGE NOW", "WHY")
+"""Titles of the columns to omit first on a narrow terminal."""
 _WHY = Column("WHY", why_text)
 _HANDOFF = Column("HANDOFF", _handoff)
 _MOVING = Column("MOVING", moving_text)

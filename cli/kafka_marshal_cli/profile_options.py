@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from kafka_marshal_cli.profiles import Profile, Value
 
 PROFILE_PANEL = "Profile"
+_CONNECTION = (
+    *("-b", "--coordination-topic", "-C", "--command-config", "--transport"),
+)
 
 
 class SelectedProfile:
@@ -64,20 +67,42 @@ class SelectedProfile:
         return self.origin(name).startswith("option ")
 
 
-def typed_connection(context: typer.Context) -> dict[str, str]:
-    """Return the connection options on the command line, except properties.
+def flags_of(context: typer.Context) -> dict[str, str]:
+    """Return how each option and argument of a command is written, by its name."""
+    found = {}
+    for param in context.command.params:
+        long = [each for each in param.opts if each.startswith("--")]
+        found[str(param.name)] = long[0] if long else str(param.metavar or param.name)
+    return found
 
-    Properties may be secrets.
+
+def typed_connection(context: typer.Context) -> list[tuple[str, str]]:
+    """Return the connection options on the command line, with their values.
+
+    Secrets are replaced by dots.
     """
-    found = {"--config": context.meta.get(_name("config"))}
-    found["--profile"] = context.meta.get(_name("profile"))
-    for option in ("-b", "--coordination-topic", "--command-config", "--transport"):
-        for param in context.command.params:
-            source = context.get_parameter_source(param.name or "")
-            if option in param.opts and source is not None:
-                is_typed = source.name == "COMMANDLINE"
-                found[option] = context.params[param.name] if is_typed else None
-    return {option: str(value) for option, value in found.items() if value is not None}
+    found = [
+        (f"--{name}", context.meta.get(_name(name))) for name in ("config", "profile")
+    ]
+    names = {
+        each: str(param.name) for param in context.command.params for each in param.opts
+    }
+    for option in _CONNECTION:
+        name = names.get(option, "")
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            value = context.params[name]
+            values = map(_without_secret, value) if option == "-C" else [value]
+            found += [(option, each) for each in values]
+    return [(option, str(value)) for option, value in found if value is not None]
+
+
+def _without_secret(text: str) -> str:
+    """Return the NAME=VALUE of a property, without the value if this is a secret."""
+    from kafka_marshal_cli.profiles import is_secret
+
+    name, equals, _ = text.partition("=")
+    return f"{name}=..." if not equals or is_secret(name) else text
 
 
 class ProfileDefaults(dict[str, Any]):
@@ -109,7 +134,8 @@ class ProfileDefaults(dict[str, Any]):
             from kafka_marshal_cli.render import escape
 
             hint = "--profile" if error.setting == "--profile" else "--config"
-            raise typer.BadParameter(escape(str(error)), param_hint=hint) from error
+            text = escape(str(error).removeprefix(f"{hint} "))  # typer adds the hint
+            raise typer.BadParameter(text, param_hint=hint) from error
         return default if found is None else found.text
 
 

@@ -154,8 +154,8 @@ def user_path(option: str, text: str | Path) -> Path:
         return Path(text).expanduser()
     except RuntimeError as error:
         raise ConfigurationError(
-            f"{option} is {str(text)!r}, and ~ names no home directory here; write the "
-            "whole path",
+            f"{option} {str(text)!r} begins with ~, which names no home directory; "
+            "write the whole path",
             setting=option,
         ) from error
 
@@ -296,7 +296,7 @@ def _read(path: Path) -> tuple[dict[str, Any], os.stat_result]:
             text = file.read(FILE_BYTES_MAX + 1)
         if len(text) > FILE_BYTES_MAX:
             raise ConfigurationError(
-                f"{str(path)!r} is longer than {FILE_BYTES_MAX} bytes",
+                f"--config {str(path)!r} is longer than {FILE_BYTES_MAX} bytes",
                 setting="--config",
             )
         return tomllib.loads(text.decode()), found

@@ -101,11 +101,13 @@ class Section:
         name: Name of the list in JSON, such as ``claims``.
         rows: One JSON object each.
         columns: Columns of the table.
+        less: Titles of the columns to omit first where a terminal is too narrow.
     """
 
     name: str
     rows: Sequence[Row]
     columns: Sequence[Column]
+    less: Sequence[str] = ()
 
 
 @attrs.frozen
@@ -219,24 +221,22 @@ def _capped(widths: list[int], least: list[int], widest: int) -> list[int]:
 
 
 def fitting(
-    section: Section, width: int, *, less: Sequence[str] = ()
+    section: Section, width: int, *, keeps_others: bool = False
 ) -> tuple[Section, list[str]]:
     """Return a section without the columns that do not fit, and their titles.
-
-    This is for a table that is redrawn in place: it must not be wider than the
-    terminal.
 
     Args:
         section: The section.
         width: Columns of the terminal.
-        less: Titles of the columns to omit first; then columns are omitted from the
-            right.
+        keeps_others: Omit only columns of ``less``. Otherwise then columns are omitted
+            from the right: a table that is redrawn in place must fit the terminal.
     """
     cells = _cells(section)
     titles = [each.header for each in section.columns]
     shown, left_out = list(range(len(titles))), []
-    first = [titles.index(title) for title in less if title in titles]
-    for index in [*first, *(i for i in reversed(shown) if i not in first)]:
+    first = [titles.index(title) for title in section.less if title in titles]
+    others = [] if keeps_others else [i for i in reversed(shown) if i not in first]
+    for index in [*first, *others]:
         chosen = [[row[i] for i in shown] for row in cells]
         if len(shown) == 1 or _layout([titles[i] for i in shown], chosen, width):
             break
@@ -361,11 +361,22 @@ def people(answer: Answer, *, width: int | None = None, is_color: bool = False) 
         if not section.rows:
             body = f"no {_title(section)}"
         else:
-            body = table(section, width=width, is_color=is_color)
+            body = _body(section, width=width, is_color=is_color)
             if has_titles:
                 body = f"{_title(section).upper()}\n{body}"
         parts.append(body)
     return "\n\n".join(parts)
+
+
+def _body(section: Section, *, width: int | None, is_color: bool) -> str:
+    """Return a table, without columns of ``less`` where these have no room."""
+    left_out: list[str] = []
+    if width is not None:
+        section, left_out = fitting(section, width, keeps_others=True)
+    body = table(section, width=width, is_color=is_color)
+    if left_out:
+        body += f"\nno room for {', '.join(left_out)}; -o json shows all"
+    return body
 
 
 def _title(section: Section) -> str:

@@ -8,8 +8,9 @@ import inspect
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
@@ -22,12 +23,13 @@ import kafka_marshal
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.errors import ClaimRejected, ConfigurationError
 from kafka_marshal_cli import completion_cache, parsing, profiles, render
-from kafka_marshal_cli.exits import ExitCode, exit_code, message
+from kafka_marshal_cli.exits import ExitCode, exit_code, message, with_connection
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.profile_options import (
     Config,
     ProfileName,
     SelectedProfile,
+    flags_of,
     typed_connection,
 )
 from kafka_marshal_cli.terminal import terminal
@@ -356,10 +358,19 @@ def emit(line: str) -> None:
     sys.stdout.write(line + "\n")
 
 
+_TYPED: ContextVar[Sequence[tuple[str, str]]] = ContextVar("_TYPED", default=())
+"""Connection options on the command line of the command that runs."""
+
+
+def advice(text: str) -> str:
+    """Return advice with the connection options of the command that runs."""
+    return with_connection(text, _TYPED.get())
+
+
 def notify(text: str) -> None:
-    """Write a message for people to stderr, escaped."""
+    """Write a message for people to stderr, escaped; see ``advice``."""
     with suppress(BrokenPipeError):
-        sys.stderr.write(render.escape_lines(text) + "\n")
+        sys.stderr.write(render.escape_lines(advice(text)) + "\n")
         sys.stderr.flush()
 
 
@@ -525,10 +536,9 @@ def command(
 
             run_guarded(
                 body,
+                context,
                 is_debug=bool(given["debug"]),
                 topic=given.get("coordination_topic", COORDINATION_TOPIC),
-                command=context.command_path,
-                connection=typed_connection(context),
             )
 
         context_option = (typer.Context, inspect.Parameter.empty)
@@ -628,26 +638,25 @@ def options_of(given: Mapping[str, Any]) -> dict[str, profiles.Value]:
 
 def run_guarded(
     body: Callable[[], None],
+    context: typer.Context,
     *,
     is_debug: bool = False,
     topic: str = COORDINATION_TOPIC,
-    command: str = "marshal",
-    connection: Mapping[str, str] | None = None,
 ) -> None:
     """Run a command; turn an error into a message and an exit code.
 
     Args:
         body: The command.
+        context: Its context, for messages.
         is_debug: Whether to show tracebacks and the logs of libraries.
         topic: The coordination topic, for the message.
-        command: Name of the command, for the message.
-        connection: See ``message``.
 
     Raises:
         Exit: With the code, if it is not 0.
     """
     if is_debug:
         _show_logs()
+    typed = _TYPED.set(typed_connection(context))
     try:
         body()
         sys.stdout.flush()
@@ -673,9 +682,13 @@ def run_guarded(
             sys.stdout.flush()
         except OSError:
             discard_stdout()
-        text = message(error, topic=topic, command=command, connection=connection)
+        text = message(
+            error, topic=topic, command=context.command_path, flags=flags_of(context)
+        )
         notify(f"marshal: {text}")
         raise typer.Exit(exit_code(error)) from None
+    finally:
+        _TYPED.reset(typed)
 
 
 def discard_stdout() -> None:

@@ -2,12 +2,12 @@
 
 import operator
 import os
-import sys
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self, SupportsIndex
 
 from kafka_marshal.arguments import to_ms
+from kafka_marshal.closing import unless_finalizing
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.engine import Holding
 from kafka_marshal.engine.holdings import ClaimSession
@@ -147,6 +147,7 @@ class HeldClaim:
                 self._wait(deadline, "confirmed at the new position")
         self.check()
 
+    @unless_finalizing
     def release(self, *, timeout_ms: int = RELEASE_MS_MAX) -> None:
         """Release the partition at its position. Idempotent.
 
@@ -154,7 +155,7 @@ class HeldClaim:
             DeadlineExceeded: The release was not read back in time, or the sidecar no
                 longer runs. The partition may still be released.
         """
-        if os.getpid() != self._pid or sys.is_finalizing():
+        if os.getpid() != self._pid:
             return
         deadline = Deadline(to_ms("timeout_ms", timeout_ms), self._clock.now_ms)
         with self._engine.changed:

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -542,7 +541,7 @@ class Marshal(Closing):
         require_flag("release", release)
         require_flag("restarts", restarts)
         timeout_ms = to_ms("timeout_ms", timeout_ms)
-        if self._is_closed or sys.is_finalizing():
+        if self._is_closed:
             return
         if os.getpid() != self._pid:
             self._is_closed = True

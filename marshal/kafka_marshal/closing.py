@@ -5,12 +5,14 @@ import threading
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -47,12 +49,33 @@ def begin(call: Callable[[], T], *, name: str) -> "Future[T]":
     return future
 
 
+def unless_finalizing(close: Callable[P, None]) -> Callable[P, None]:
+    """Return a function that does nothing while the interpreter ends.
+
+    Then the other threads have stopped for good, so a close would wait for them
+    forever: in ``__del__``, or in a generator that was never finished.
+    """
+
+    @wraps(close)
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
+        if not sys.is_finalizing():
+            close(*args, **kwargs)
+
+    return call
+
+
 class Closing(ABC):
     """Closes itself at the end of a ``with`` block, also after an exception.
 
-    Not while the interpreter ends, as in a generator that was never finished: its other
-    threads have stopped for good, so the close would wait for them forever.
+    ``close`` of each subclass does nothing while the interpreter ends, see
+    ``unless_finalizing``.
     """
+
+    def __init_subclass__(cls) -> None:
+        """Change the ``close`` of a subclass."""
+        super().__init_subclass__()
+        if "close" in vars(cls):
+            setattr(cls, "close", unless_finalizing(vars(cls)["close"]))  # noqa: B010
 
     @abstractmethod
     def close(self) -> None:
@@ -69,8 +92,7 @@ class Closing(ABC):
         trace: TracebackType | None,
     ) -> None:
         """Close."""
-        if not sys.is_finalizing():
-            self.close()
+        self.close()
 
 
 def warn_unclosed(dropped: object) -> None:

@@ -816,7 +816,7 @@ class Consumer(Closing):
         """
         require_flag("release", release)
         timeout_ms = to_ms("timeout_ms", timeout_ms)
-        if self._is_closed or self._pid != _Process.pid or sys.is_finalizing():
+        if self._is_closed or self._pid != _Process.pid:
             return
         self._is_stopped = True
         if self._output is not None:

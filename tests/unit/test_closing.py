@@ -35,14 +35,32 @@ def through():
     with Door():
         yield
 
+class Dropped:
+    def __init__(self):
+        self.door = Door()
+
+    def __del__(self):
+        self.door.close()
+
 opened = through()
 next(opened)
+dropped = Dropped()
 """
 
 
 def test_the_end_of_the_interpreter_does_not_wait_for_a_close():
     """No thread starts any more, so ``close`` would wait for it forever."""
     subprocess.run([sys.executable, "-c", UNFINISHED], check=True, timeout=120)
+
+
+def test_a_close_does_nothing_while_the_interpreter_ends(monkeypatch):
+    door = Door()
+    with monkeypatch.context() as ending:
+        ending.setattr("sys.is_finalizing", lambda: True)
+        door.close()
+    assert door.closed_count == 0
+    door.close()
+    assert door.closed_count == 1
 
 
 def test_begin_returns_a_future_with_the_outcome():

@@ -72,10 +72,14 @@ def list_claims(
     rows = presenters.claim_rows(world, group_id=group, topic=topic)
     rows = call.with_lag(rows) if at is None else presenters.with_lag(rows, {})
     columns = presenters.claim_columns(rows=rows, is_past=world.is_past, has_why=True)
-    section = Section("claims", rows, columns)
+    section = Section("claims", rows, columns, presenters.CLAIMS_LESS)
     call.answer(Answer(presenters.as_of(world, at), {}, (section,)))
     if at is None and group is not None:
         note_unknown_group(world, group)
+    if at is None and topic is not None and not rows:
+        notify(
+            f"the log has no such claims of topic {topic!r}; see: marshal claims list"
+        )
 
 
 @app.command(

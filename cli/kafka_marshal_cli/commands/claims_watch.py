@@ -55,8 +55,7 @@ REST_S_MAX = 15.0
 CHANGES_SHOWN = 5
 LOG_ENDS_EVERY_S = 5.0
 _TITLE_LINES_MAX = 3
-# Columns that are omitted first on a narrow terminal.
-_LESS = ("GRANTED", "AGE", "LOG-END-OFFSET", "TOKEN")
+_HEAD_LINES_MAX = 2
 
 
 AskLogEnds = Callable[[set[TopicPartition]], Mapping[TopicPartition, int]]
@@ -270,10 +269,12 @@ class TableView:
 
         if len(rows) > room():
             rows = sorted(rows, key=_is_fresh)
-        shown = Section("claims", rows[:height], cells)
-        section, left_out = fitting(shown, width, less=_LESS)
+        shown = Section("claims", rows[:height], cells, presenters.CLAIMS_LESS)
+        section, left_out = fitting(shown, width)
         if left_out:
-            head += f"; no room for {', '.join(left_out)}"
+            titles = f"; no room for {', '.join(left_out)}"
+            is_short = len(head + titles) <= _HEAD_LINES_MAX * width
+            head += titles if is_short else f"; no room for {len(left_out)} columns"
         count = room()
         more = [Text(f"... and {len(rows) - count} more")] if rows[count:] else []
         shown = attrs.evolve(section, rows=section.rows[:count])

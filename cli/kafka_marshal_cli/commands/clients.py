@@ -61,7 +61,7 @@ def list_clients(
     world = call.formatted_world(at, has_members=True)
     rows = presenters.member_rows(world, group_id=group)
     columns = presenters.client_columns(rows, has_group=True)
-    section = Section("clients", rows, columns)
+    section = Section("clients", rows, columns, presenters.CLIENTS_LESS)
     call.answer(Answer(presenters.as_of(world, at), {}, (section,)))
     if at is None and group is not None:
         note_unknown_group(world, group)

@@ -317,7 +317,10 @@ class Summary:
         return f"consumed {count} record{'s' * (count != 1)}, {released}"
 
 
-Topics = Annotated[list[str], typer.Argument(metavar="TOPIC", help="Data topics.")]
+Topics = Annotated[
+    list[str],
+    typer.Argument(metavar="TOPIC", help="Data topics, or --topic for each."),
+]
 Group = Annotated[
     str,
     typer.Option(

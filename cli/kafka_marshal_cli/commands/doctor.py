@@ -26,7 +26,7 @@ from kafka_marshal_cli import checks, presenters
 from kafka_marshal_cli.checks import Check, ClockReading, Result
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.render import Answer, Section
-from kafka_marshal_cli.shared import Call, command, notify, wall_ms
+from kafka_marshal_cli.shared import Call, advice, command, notify, wall_ms
 
 app = typer.Typer()
 EPILOG = "Example: marshal doctor -b broker-1:9092"
@@ -52,7 +52,7 @@ def doctor(call: Call) -> None:
     """
     cluster = ClusterChecks(call)
     results = list(cluster.run())
-    rows = [{**attrs.asdict(each), "result": each.result.value} for each in results]
+    rows = [_row(each) for each in results]
     world = cluster.world
     now = {"time_ms": wall_ms(), "offsets": {}}
     as_of = now if world is None else presenters.as_of(world)
@@ -62,6 +62,11 @@ def doctor(call: Call) -> None:
     if failed:
         notify(f"marshal: failed: {', '.join(failed)}")
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _row(found: Check) -> presenters.Row:
+    run = None if found.run is None else advice(found.run)
+    return {**attrs.asdict(found), "result": found.result.value, "run": run}
 
 
 def machine() -> Iterator[Check]:

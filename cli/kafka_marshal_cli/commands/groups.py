@@ -151,12 +151,12 @@ def describe(call: Call, group: Group, *, at: Moment | None) -> None:
         Section("pauses", pauses, presenters.pause_columns(pauses)),
         Section("directives", directives, presenters.DIRECTIVE_COLUMNS),
         Section("operations", operations, presenters.OPERATION_COLUMNS),
-        Section("members", members, columns_of_members),
+        Section("members", members, columns_of_members, presenters.CLIENTS_LESS),
         Section("handoffs", world.handoffs(group), presenters.HANDOFF_COLUMNS),
         Section("standbys", standby_rows(world, group), presenters.STANDBY_COLUMNS),
         Section("uncovered", uncovered, presenters.UNCOVERED_COLUMNS),
         *_waiting(world, group),
-        Section("claims", claims, columns),
+        Section("claims", claims, columns, presenters.CLAIMS_LESS),
     )
     call.answer(Answer(presenters.as_of(world, at), {"group_id": group}, sections))
 

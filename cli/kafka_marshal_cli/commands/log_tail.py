@@ -26,7 +26,15 @@ from kafka_marshal_cli import parsing
 from kafka_marshal_cli.follow_loop import Idle, Outages, check_reader, ending_in_order
 from kafka_marshal_cli.parsing import Moment
 from kafka_marshal_cli.render import escape, log_place, plain, to_json
-from kafka_marshal_cli.shared import AT, Call, OfGroup, OpenTimeout, command, emit
+from kafka_marshal_cli.shared import (
+    AT,
+    Call,
+    OfGroup,
+    OpenTimeout,
+    command,
+    emit,
+    notify,
+)
 
 app = typer.Typer()
 
@@ -187,6 +195,9 @@ class Tail:
         output: Format.
         transitions: Whether JSON shows what each entry did.
         last: How many existing entries are shown; None for all.
+
+    Attributes:
+        has_written: Whether an entry was shown.
     """
 
     def __init__(
@@ -201,6 +212,7 @@ class Tail:
         self._output = output
         self._transitions = transitions
         self._last = last
+        self.has_written = False
         # The last entries of the whole log are among the last of each partition.
         self._kept: dict[int, deque[Folded]] = {}
 
@@ -223,6 +235,11 @@ class Tail:
             self.write(folded)
         sys.stdout.flush()
 
+    def note_nothing(self) -> None:
+        """Notify if entries were wanted, and none was shown."""
+        if self._last != 0 and not self.has_written:
+            notify("the log has no such entries; see: marshal topic info")
+
     def write_new(self, folded: Folded) -> bool:
         """Write a new entry; return whether it was shown."""
         is_shown = folded in self._wanted
@@ -232,6 +249,7 @@ class Tail:
 
     def write(self, folded: Folded) -> None:
         """Write one entry."""
+        self.has_written = True
         if self._output is TailOutput.JSONL:
             emit(json_line(folded, transitions=self._transitions))
         else:
@@ -372,6 +390,7 @@ def _show_past(
             shown.add_existing(Folded(number, entry, apply(world, entry)))
             check_reader()
     shown.write_existing()
+    shown.note_nothing()
 
 
 @app.command("tail", epilog="Example: marshal log tail -f --group billing")
@@ -431,3 +450,5 @@ def tail(
             )
         idle = Idle(idle_ms)
         run(watch, shown, follows=follow, idle=idle, outage_ms_max=open_ms)
+        if not follow:
+            shown.note_nothing()

@@ -4,7 +4,6 @@ An ``Admin`` reads the coordination log by itself, and joins no group.
 """
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -383,8 +382,6 @@ class Admin(
 
     def close(self) -> None:
         """Close every connection. Idempotent. Nothing while the interpreter ends."""
-        if sys.is_finalizing():
-            return
         self._is_closed = True
         self._close_follower()
         self._topics.close()

@@ -198,6 +198,12 @@ NO_LEADER = _fault(
     next_step="Try again soon if the topic is new; else bring the missing brokers "
     "back.",
 )
+NO_COORDINATOR = _fault(
+    CoordinationError,
+    why="no coordinator of the group or the transaction is ready: its broker starts, "
+    "stops or fails over",
+    next_step="Try again soon; if it continues, bring the missing brokers back.",
+)
 NO_OPEN_FILES = _fault(
     CoordinationError,  # retriable: other parts of the process may close some
     why="this process or its machine has too many open files",
@@ -241,6 +247,9 @@ BY_CODE: Mapping[int | None, Fault] = {
     3: NO_SUCH_TOPIC,  # UNKNOWN_TOPIC_OR_PART
     100: NO_SUCH_TOPIC,  # UNKNOWN_TOPIC_ID
     5: NO_LEADER,  # LEADER_NOT_AVAILABLE
+    14: NO_COORDINATOR,  # COORDINATOR_LOAD_IN_PROGRESS
+    15: NO_COORDINATOR,  # COORDINATOR_NOT_AVAILABLE
+    16: NO_COORDINATOR,  # NOT_COORDINATOR
     22: GROUP_IN_USE,  # ILLEGAL_GENERATION
     25: GROUP_IN_USE,  # UNKNOWN_MEMBER_ID
     27: GROUP_IN_USE,  # REBALANCE_IN_PROGRESS

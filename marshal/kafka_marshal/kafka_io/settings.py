@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from kafka_marshal.addresses import bracketed
 from kafka_marshal.defaults import COORDINATION_TOPIC, SERVERS
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.types import whole_number
@@ -161,20 +162,36 @@ class Secret(str):
         return "'***'"
 
 
+def _is_ipv6(host: str) -> bool:
+    from ipaddress import AddressValueError, IPv6Address  # here: few addresses are
+
+    try:
+        IPv6Address(host)
+    except AddressValueError:
+        return False
+    return True
+
+
 def _address(text: str) -> str:
     """Check one ``host[:port]`` and add the default port."""
-    host, colon, port = text.strip().rpartition(":")
-    is_bare = not colon or (host.count(":") > 0 and not host.endswith("]"))
-    if is_bare or text.strip().endswith("]"):
-        host, port = text.strip(), str(DEFAULT_PORT)
-        if ":" in host and not host.endswith("]"):
-            host = f"[{host}]"  # else the port would read as part of it
+    given = text.strip()
+    host, colon, port = given.rpartition(":")
+    has_brackets = host.endswith("]") or given.endswith("]")
+    example = "broker-1:9092,broker-2:9092"
+    if ":" in host and not has_brackets:
+        if _is_ipv6(host):
+            example = f"{bracketed(host)}:{port}, with brackets around IPv6"
+        # Without them, a port would read as part of the host.
+        host = bracketed(given) if _is_ipv6(given) else ""
+        port = str(DEFAULT_PORT)
+    elif not colon or given.endswith("]"):
+        host, port = given, str(DEFAULT_PORT)
     is_named = host and not any(mark in host for mark in "/ \t")
     # Port 0 is invalid.
     if not is_named or not whole_number(port, most=PORT_MAX):
         raise ConfigurationError(
             f"bootstrap_servers has {text!r}, which is not host:port. Write it like "
-            "broker-1:9092,broker-2:9092.",
+            f"{example}.",
             setting="bootstrap_servers",
         )
     return f"{host}:{port}"

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import attrs
 
+from kafka_marshal.addresses import bracketed
+
 REPLICATION_WANTED = 3
 REPLICATION = "replication factor"
 MIN_INSYNC_WANTED = 2
@@ -92,8 +94,7 @@ class Broker:
     @property
     def address(self) -> str:
         """Its ``host:port``, which ``bootstrap_servers`` accepts; IPv6 has brackets."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
+        return f"{bracketed(self.host)}:{self.port}"
 
 
 @attrs.frozen

@@ -20,6 +20,7 @@ import attrs
 import msgspec
 
 from kafka_marshal import errors, unix_sockets
+from kafka_marshal.addresses import bracketed
 from kafka_marshal.deadline import monotonic_ms
 from kafka_marshal.errors import (
     ClaimLost,
@@ -173,7 +174,7 @@ class Address:
     @property
     def authority(self) -> str:
         """The ``Host`` header of requests."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
+        host = bracketed(self.host)
         return host if self.socket is not None else f"{host}:{self.port}"
 
     def token(self, file: str | Path | None) -> str | None:

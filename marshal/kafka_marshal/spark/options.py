@@ -7,8 +7,8 @@ import difflib
 import json
 import logging
 import re
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, Self
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Self, TypeVar
 
 import attrs
 
@@ -27,6 +27,7 @@ from kafka_marshal.spark.kafka_options import (
     meaning_of,
 )
 
+K = TypeVar("K")
 LOGGER = logging.getLogger("kafka_marshal")
 
 
@@ -479,12 +480,12 @@ def _by_partition(name: str, text: str, *, least: int) -> dict[TopicPartition, i
     """Parse ``{"topic": {"0": 23}}``."""
     hint = 'use earliest, latest or JSON such as {"orders": {"0": 23, "1": -2}}'
     try:
-        found = json.loads(text)
-        pairs = {
-            TopicPartition(topic, _number(number)): value
+        found = json.loads(text, object_pairs_hook=_unique)
+        pairs = _unique(
+            (TopicPartition(topic, _number(number)), value)
             for topic, numbers in found.items()
             for number, value in numbers.items()
-        }
+        )
     except AttributeError as error:
         raise _wrong(
             name, f"{text!r} cannot be read (it has another form); {hint}"
@@ -499,6 +500,16 @@ def _by_partition(name: str, text: str, *, least: int) -> dict[TopicPartition, i
     if not pairs:
         raise _wrong(name, f"it names no partition; {hint}")
     return pairs
+
+
+def _unique(pairs: Iterable[tuple[K, Any]]) -> dict[K, Any]:
+    """Return pairs as a dict; raise ValueError if a key is there twice."""
+    found: dict[K, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{str(key)!r} is there twice")
+        found[key] = value
+    return found
 
 
 def _number(text: str) -> int:
@@ -523,7 +534,7 @@ def _assigned(name: str, text: str) -> tuple[TopicPartition, ...]:
     try:
         found = [
             TopicPartition(topic, number)
-            for topic, numbers in json.loads(text).items()
+            for topic, numbers in json.loads(text, object_pairs_hook=_unique).items()
             for number in numbers
         ]
     except (ValueError, AttributeError, TypeError, RecursionError) as error:

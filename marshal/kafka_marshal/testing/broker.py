@@ -24,6 +24,7 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Self
 
+from kafka_marshal.addresses import bracketed
 from kafka_marshal.closing import Closing
 from kafka_marshal.deadline import Deadline
 from kafka_marshal.errors import (
@@ -194,8 +195,7 @@ class EmbeddedBroker(Closing):
         self._java_options = (*_JAVA_OPTIONS, *java_options)
         self._class_path_first = [os.fspath(each) for each in class_path]
         self._connect_host = host.strip("[]")
-        # In addresses that also name a port, IPv6 has brackets.
-        self._host = f"[{self._connect_host}]" if ":" in host else host
+        self._host = bracketed(self._connect_host)
         self._launcher = tuple(launcher)
         self._start_timeout_ms = start_timeout_ms
         self._owner_pid = os.getpid()

@@ -30,6 +30,7 @@ from kafka_marshal_cli.exits import (
     exit_code,
     message,
     next_command,
+    with_connection,
 )
 
 EVERY_ERROR = [
@@ -115,14 +116,49 @@ def test_an_error_that_names_another_program_is_unchanged(text):
     ],
 )
 def test_a_suggested_command_repeats_the_connection_options(text, expected):
-    found = message(TopicMisconfigured(text), connection={"-b": "h:1"})
-    assert found.endswith(expected)
+    assert with_connection(text, [("-b", "h:1")]).endswith(expected)
 
 
 def test_a_suggested_help_command_has_no_connection_options():
-    error = ConfigurationError("wrong")
-    found = message(error, command="marshal log dump", connection={"-b": "h:1"})
-    assert found == "wrong\nnext: marshal log dump --help"
+    text = "wrong\nnext: marshal log dump --help"
+    assert with_connection(text, [("-b", "h:1")]) == text
+
+
+def test_every_property_is_repeated():
+    options = [("-C", "a=1"), ("-C", "b=2 3")]
+    text = with_connection("marshal doctor", options)
+    assert text == "marshal -C a=1 -C 'b=2 3' doctor"
+    assert with_connection(text, options) == text
+
+
+FLAGS = {
+    "state_dir": "--state-dir",
+    "heartbeat_interval": "--heartbeat-interval",
+    "heartbeat": "--heartbeat",
+    "bootstrap_server": "--bootstrap-server",
+    "token_file": "--token-file",
+    "group": "GROUP",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("state_dir '/x/state_dir' fails", "--state-dir '/x/state_dir' fails"),
+        ("heartbeat_interval_ms is 9", "--heartbeat-interval is 9"),
+        ("changes_ms or heartbeat_ms", "changes_ms or --heartbeat"),
+        ("bootstrap_servers is empty", "--bootstrap-server is empty"),
+        ("give sidecar_token_file, or", "give --token-file, or"),
+        ("group_id 'a b' is wrong", "GROUP 'a b' is wrong"),
+        ("Check ssl_cafile.", "Check ssl_cafile."),
+        ("'state_dir' and a.state_dir", "'state_dir' and a.state_dir"),
+    ],
+)
+def test_the_message_of_a_wrong_setting_names_the_option(text, expected):
+    found = message(ConfigurationError(text), flags=FLAGS)
+    assert found.splitlines()[0] == expected
+    other = message(CoordinationError(text), flags=FLAGS)
+    assert other.splitlines()[0] == text
 
 
 @pytest.mark.parametrize("kind", [CoordinationError, TopicMisconfigured, MarshalError])

@@ -16,7 +16,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from kafka_marshal_cli.assembly import app
-from kafka_marshal_cli.lazy import LazyCommand, convert_quickly, group_first
+from kafka_marshal_cli.lazy import LazyCommand, convert_quickly, option_first
 
 KAFKA = ("kafka", "confluent_kafka")
 HEAVY = (*KAFKA, "rich", "pydantic", "asyncio", "ssl", "tomllib", "kafka_marshal.ports")
@@ -209,7 +209,7 @@ def outcome(command, arguments):
     ],
 )
 def test_the_group_option_becomes_the_first_argument(given, wanted):
-    assert group_first(given) == wanted
+    assert option_first(given, ("--group", "-g")) == wanted
 
 
 @pytest.mark.parametrize("flags", [("--group", "a"), ("-g", "a"), ("--group=a",)])
@@ -218,6 +218,13 @@ def test_a_command_accepts_its_group_as_an_option(command, flags):
     done = CliRunner().invoke(app, [*command.split(), *flags])
     # The group is accepted, other options are missing.
     assert "marshal: give " in done.output
+
+
+@pytest.mark.parametrize("flags", [("--topic", "t", "--topic=u/v"), ("t", "u/v")])
+def test_consume_accepts_its_topics_as_options(flags):
+    given = ("--group", "g", "--client-id", "c", "-b", "localhost:1")
+    done = CliRunner().invoke(app, ["consume", *given, *flags])
+    assert "'u/v' is no valid topic name" in done.output
 
 
 @pytest.mark.parametrize("command", ["claims list", "grants losses", "consume"])

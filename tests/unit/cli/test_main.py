@@ -23,7 +23,10 @@ def differ():
     raise typer.Exit(1)
 
 app = typer.Typer()
-app.command()(lambda: run_guarded(differ))
+@app.command()
+def guarded(context: typer.Context):
+    run_guarded(differ, context)
+
 app()
 """
 

@@ -140,3 +140,12 @@ def test_profiles_are_completed_from_the_file(tmp_path, monkeypatch):
     assert complete_profile(given, "$") == []
     path.write_text("nonsense")
     assert complete_profile(given, "") == []
+
+
+@pytest.mark.parametrize(
+    ("file", "why"),
+    [("/missing", "'/missing' cannot be read"), ("~nosuch/x", "'~nosuch/x' begins")],
+)
+def test_an_error_of_the_file_names_the_option_once(run, file, why):
+    outcome, _ = run("act", "--config", file)
+    assert f"Invalid value for --config: {why}" in outcome.stderr

@@ -60,7 +60,9 @@ def file(tmp_path):
     [(None, "--config"), ("[default.options]\na_password_file = '~nosuch/x'", "a_p")],
 )
 def test_a_path_in_the_home_of_an_unknown_user_is_refused(file, text, option):
-    with pytest.raises(ConfigurationError, match=f"^{option}.* is '~nosuch/x', and ~"):
+    with pytest.raises(
+        ConfigurationError, match=f"^{option}.* '~nosuch/x' begins with ~"
+    ):
         load("~nosuch/x" if text is None else file(text), None)
 
 

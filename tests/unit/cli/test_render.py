@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from io import StringIO
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -224,7 +225,19 @@ def test_columns_that_do_not_fit_are_omitted_from_the_right():
     assert max(map(len, table(section, width=20).splitlines())) <= 20
     assert fitting(WIDE, 200)[1] == []
     assert fitting(WIDE, 1)[1] == ["WHY", "LOG-END-OFFSET"]
-    assert fitting(WIDE, 30, less=("LOG-END-OFFSET", "NONE"))[1] == ["LOG-END-OFFSET"]
+    chosen = attrs.evolve(WIDE, less=("LOG-END-OFFSET", "NONE"))
+    assert fitting(chosen, 30)[1] == ["LOG-END-OFFSET"]
+
+
+def test_a_table_on_a_narrow_terminal_omits_what_matters_less():
+    section = attrs.evolve(WIDE, less=("LOG-END-OFFSET",))
+    answer = Answer({}, {}, (section,))
+    assert people(answer) == people(answer, width=200) == table(WIDE)
+    for width in (30, 1):
+        lines = people(answer, width=width).splitlines()
+        assert lines[-1] == "no room for LOG-END-OFFSET; -o json shows all"
+        assert "END-" not in "".join(lines[:-1])
+    assert people(Answer({}, {}, (WIDE,)), width=1) == table(WIDE, width=1)
 
 
 def test_text_output_has_facts_before_tables():

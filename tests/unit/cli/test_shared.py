@@ -209,13 +209,23 @@ def test_a_suggested_command_connects_to_the_same_cluster(tmp_path):
     words = (
         f"-b h:1,i:2 --coordination-topic t --profile p --config {tmp_path}/a\\ b.toml"
     )
-    outcome = run(body, *shlex.split(words), "-C", "sasl.password=hush")
+    properties = ("-C", "sasl.password=hush", "-C", "security.protocol=SASL_SSL")
+    outcome = run(body, *shlex.split(words), *properties)
     assert outcome.stderr.splitlines()[1] == (
         f"  next: marshal --config '{path}' --profile p -b h:1,i:2 "
-        "--coordination-topic t topic info"
+        "--coordination-topic t -C sasl.password=... -C security.protocol=SASL_SSL "
+        "topic info"
     )
     env = {"MARSHAL_BOOTSTRAP_SERVER": "h:1"}
     assert run(body, env=env).stderr.splitlines()[1] == "  next: marshal topic info"
+
+
+def test_a_command_in_a_note_connects_to_the_same_cluster():
+    def body(*_):
+        notify("no member of it; see: marshal groups list")
+
+    outcome = run(body, "-b", "h:1")
+    assert outcome.stderr == "no member of it; see: marshal -b h:1 groups list\n"
 
 
 def test_debug_shows_a_traceback_and_logs(monkeypatch):

@@ -67,6 +67,22 @@ def test_invalid_addresses_are_refused(given):
     assert caught.value.setting == "bootstrap_servers"
 
 
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        ("::1:47205", "like [::1]:47205, with brackets"),
+        ("a:1:b:2", "like broker-1:9092,"),
+        ("a:1;b:2", "like broker-1:9092,"),
+    ],
+)
+def test_an_address_with_more_colons_than_its_port_has_is_refused(given, advice):
+    """It was read as a host of this name, and looked up for 30 s."""
+    with pytest.raises(ConfigurationError, match="is not host:port") as caught:
+        ConnectionConfig(given)
+    assert repr(given) in str(caught.value)
+    assert advice in str(caught.value)
+
+
 def test_a_mapping_is_refused_as_an_address():
     """Its keys were taken for host names, and looked up for 30 s."""
     given = {"bootstrap.servers": "a:1", "sasl.password": "secret"}

@@ -46,6 +46,7 @@ from kafka_marshal.kafka_io.fast.translate import (
     is_login_refused,
     no_token_error,
     translate_error,
+    without_guess,
 )
 from kafka_marshal.kafka_io.settings import ConnectionConfig
 from kafka_marshal.kafka_io.throttling import throttling
@@ -193,6 +194,7 @@ class Client:
         handle: confluent-kafka's object.
         refusal: Last permanent refusal, or None.
         last: Last error that names a cause, or None.
+        has_answered: Whether a broker has answered: its listener is the right one.
         requests_pid: Set when a producer knows the brokers and requests an id.
         has_pid: Set when it has a producer id.
         leaders: Search for new leaders, for the polling thread.
@@ -206,6 +208,7 @@ class Client:
     handle: Any = None
     refusal: Exception | None = None
     last: Exception | None = None
+    has_answered: bool = False
     requests_pid: threading.Event = attrs.field(factory=threading.Event)
     has_pid: threading.Event = attrs.field(factory=threading.Event)
     leaders: LeaderSearch = attrs.field(factory=LeaderSearch)
@@ -232,12 +235,19 @@ class Client:
             self.topic_ids[topic] = topic_id
             self.has_other_topic = True
 
+    def on_answer(self) -> None:
+        """Handle the answer of a broker: earlier errors of connections are over."""
+        self.last = None
+        self.has_answered = True
+
     def on_error(self, error: Any) -> None:
         """Handle an error reported while the client is polled."""
         # An exception of the token callback is still set in Python when the binding
         # reports it, and fails the first access.
         with suppress(SystemError):
             error.code()
+        if self.has_answered:
+            error = without_guess(error)
         self._failed_s = time.monotonic()
         is_vague = error.code() == KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001
         if not (is_vague or (_ENDED in error.str() and self._has_no_tls_guess)):
@@ -303,7 +313,7 @@ class _Log:
             if _PID_ACQUIRED in line:
                 self._client.has_pid.set()
         closed = None if self._has_tls else _CLOSED_AT_ONCE.search(line)
-        if closed is not None:
+        if closed is not None and not self._client.has_answered:
             guess = f"{closed[0]}: {GUESS_ONLY_TLS}"
             self._client.last = KafkaException(KafkaError(_TRANSPORT, guess))
         is_repeated = level >= logging.INFO and self._is_repeated(line)

@@ -200,7 +200,7 @@ class FastProducerHandle(ProducerHandle):
 
         def delivered(error: Any, message: Any) -> None:
             if error is None:
-                self._client.last = None
+                self._client.on_answer()
                 report(message.offset())
             elif self._fatal is None and error.code() == _UNANSWERED:
                 report(TimeoutError(f"{error.name()}: {error.str()}"))

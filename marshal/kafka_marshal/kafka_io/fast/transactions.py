@@ -110,7 +110,7 @@ class Transactions(Closing):
             level = {"isolation.level": READ_COMMITTED}
             self._consumer = new_consumer(settings, {"group.id": group_id, **level})
             self._producer.handle.init_transactions(timeout_ms / 1000)
-            self._producer.last = None
+            self._producer.on_answer()
         except KafkaException as error:
             failure = self._translate(error, "Beginning")
             self.close()
@@ -214,7 +214,7 @@ class Transactions(Closing):
             doing = writing
             handle.commit_transaction(self._left_s(deadline))
             self._is_under_way = False
-            self._producer.last = None
+            self._producer.on_answer()
         except KafkaException as error:
             raise self._translate(error, doing) from error
         except KafkaError as error:  # type: ignore[misc] # as the binding rarely does

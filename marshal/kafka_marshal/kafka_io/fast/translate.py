@@ -1,5 +1,6 @@
 """Errors of confluent-kafka translated to those of the package."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ _NAMES: Mapping[Fault, str] = {
     faults.BAD_SETTINGS: "_INVALID_ARG _NOT_CONFIGURED",
     faults.WRONG_STATE: "_STATE _DESTROY",
     faults.UNCONFIRMED: "_MSG_TIMED_OUT",
+    faults.UNLISTED: "_DESTROY_BROKER",
     faults.UNREACHABLE: (
         "_ALL_BROKERS_DOWN _RESOLVE _TIMED_OUT _TIMED_OUT_QUEUE "
         "_TRANSPORT _UNKNOWN_BROKER _WAIT_COORD"
@@ -53,6 +55,19 @@ _CERTIFICATE_FAULTS = (faults.NOT_TRUSTED, faults.CERTIFICATE_REFUSED)
 GUESS_NO_TLS = "connecting to a PLAINTEXT broker listener?"
 GUESS_ONLY_TLS = "connecting to a SSL listener?"
 _BY_GUESS = {GUESS_NO_TLS: faults.NO_TLS, GUESS_ONLY_TLS: faults.ONLY_TLS}
+
+
+_GUESSED = re.compile(
+    r": might be caused by .*?(?= \(after |$)|: connecting to a PLAINTEXT .*listener\?"
+)
+"""librdkafka's guesses, with the words around them."""
+
+
+def without_guess(error: Any) -> Any:
+    """Return a ``KafkaError`` without a guess that the listener does not match."""
+    text = error.str()
+    plain = _GUESSED.sub("", text)
+    return error if plain == text else KafkaError(error.code(), plain)
 
 
 def cause_of(error: BaseException | None) -> Any:

@@ -16,8 +16,8 @@ def test_a_signal_before_the_broker_is_up_aborts_the_start():
     signals.on_signal(signal.SIGTERM, None)  # a second signal is ignored
 
 
-def test_a_download_of_kafka_is_announced(monkeypatch, tmp_path, capsys):
-    """The download takes minutes."""
+def test_a_download_and_a_start_of_kafka_are_announced(monkeypatch, tmp_path, capsys):
+    """The download takes minutes, and the start seconds."""
 
     def stop(**_):
         raise _Stopped
@@ -26,7 +26,9 @@ def test_a_download_of_kafka_is_announced(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(broker, "EmbeddedBroker", stop)
     with pytest.raises(_Stopped):
         serve(Signals(), port=0, data_dir=None, prepare=print)
-    assert capsys.readouterr().err.startswith("Fetching Apache Kafka")
+    fetching, starting = capsys.readouterr().err.splitlines()
+    assert fetching.startswith("Fetching Apache Kafka")
+    assert starting == "starting Apache Kafka"
 
 
 def test_the_signal_handler_uses_no_lock():

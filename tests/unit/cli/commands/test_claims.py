@@ -85,6 +85,13 @@ def test_who_shows_the_owner_of_a_partition(asked):
     assert "owner:                  c1\n" in output
 
 
+def test_a_topic_without_claims_is_noted(asked):
+    outcome = invoke("claims", "list", "--topic", "misspelt")
+    assert (outcome.exit_code, outcome.stdout) == (0, "no claims\n")
+    assert "no such claims of topic 'misspelt'" in outcome.stderr
+    assert invoke("claims", "list", "--topic", "t").stderr == ""
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -281,6 +281,19 @@ def test_a_table_that_is_slow_to_draw_is_drawn_less_often(
         assert len(draws) == count
 
 
+def test_a_tiny_terminal_shows_claims_and_not_what_has_no_room(story):
+    for partition in range(20):
+        story.write(claim("worker-with-name", key=Key("g", "t", partition)))
+    console = Console(file=StringIO(), force_terminal=True, width=30, height=6)
+    live = Live(console=console, auto_refresh=False, redirect_stdout=False)
+    board = TableView(live, Selection(None, None))
+    drawn = console.render_lines(board._drawn(story.watch().world(), None), pad=False)
+    shown = ["".join(part.text for part in line).rstrip() for line in drawn]
+    assert len(shown) <= 6
+    assert "room for 9 columns" in " ".join(shown[:3])
+    assert shown[-2].startswith("g ")
+
+
 def test_the_table_fits_into_a_small_terminal(story):
     for partition in range(20):
         story.write(claim("worker-with-name", key=Key("g", "t", partition)))

@@ -168,6 +168,13 @@ def test_a_login_or_option_error_has_its_own_advice(cluster, error, run):
     assert examined(1)["broker"]["run"] == run
 
 
+def test_advice_connects_to_the_same_cluster(cluster):
+    cluster.error = CoordinationError("nobody there")
+    assert examined(1, "-b", "h:1")["broker"]["run"].endswith(
+        "show the settings with: marshal -b h:1 config show --origin"
+    )
+
+
 def test_a_missing_right_on_the_topic_does_not_fail_the_broker(cluster):
     cluster.hidden = ("__marshal",)
     checks = examined(1)

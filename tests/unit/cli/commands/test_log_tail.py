@@ -206,6 +206,16 @@ def test_without_follow_tail_ends_at_the_log_end(story, tail):
     assert places(outcome) == ["0:0"]
 
 
+def test_a_selection_of_no_entries_is_noted(story, tail):
+    story.write(claim("c1"))
+    for arguments in (("--from", "999"), ("--group", "misspelt")):
+        outcome = tail(*arguments)
+        assert (outcome.exit_code, outcome.stdout) == (0, "")
+        assert "no such entries; see: marshal topic info" in outcome.stderr
+    for arguments in ((), ("-n", "0"), ("--from", "end")):
+        assert tail(*arguments).stderr == ""
+
+
 def test_an_outage_is_reported_and_survived(story, tail):
     def cut():
         story.log.cut = True

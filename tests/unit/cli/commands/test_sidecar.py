@@ -129,7 +129,9 @@ def test_another_program_on_the_socket_is_no_sidecar(tmp_path, status, body):
 def test_a_socket_of_an_unknown_user_is_wrong_usage(world, command):
     outcome = invoke(command, "--socket", "~nosuch/x.sock")
     assert outcome.exit_code == ExitCode.USAGE
-    assert "--socket is '~nosuch/x.sock', and ~ names no home" in outcome.stderr
+    assert (
+        "--socket '~nosuch/x.sock' begins with ~, which names no home" in outcome.stderr
+    )
 
 
 def test_a_connecting_sidecar_has_a_status_but_no_clients(world):

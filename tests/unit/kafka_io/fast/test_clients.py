@@ -402,6 +402,37 @@ def test_a_tls_hint_survives_the_same_error_without_a_hint():
     assert client.last.args == (refused,)
 
 
+@pytest.mark.parametrize(
+    ("guess", "plain"),
+    [
+        (
+            "SSL connection closed by peer: connecting to a PLAINTEXT broker listener?",
+            "SSL connection closed by peer",
+        ),
+        (
+            (
+                "Disconnected while requesting ApiVersion: might be caused by "
+                "incorrect security.protocol configuration (connecting to a SSL "
+                "listener?) or broker version is < 0.10 (see api.version.request) "
+                "(after 3ms in state X)"
+            ),
+            "Disconnected while requesting ApiVersion (after 3ms in state X)",
+        ),
+    ],
+)
+def test_tls_is_no_guess_once_a_broker_has_answered(guess, plain):
+    """A broker that stops closes connections, too."""
+    client = Client()
+    client.on_answer()
+    client.on_error(KafkaError(KafkaError._TRANSPORT, guess))
+    assert client.last.args[0].str() == plain
+    log = clients._Log(client)
+    client.on_answer()
+    line = CLOSED.format(0, "APIVERSION_QUERY")
+    log.log(logging.INFO, "%s [%s]: %s", "FAIL", "thrd:a:1", line)
+    assert client.last is None
+
+
 def test_an_admin_client_is_destroyed_after_its_requests_have_ended():
     client = Client(handle=object())
     pending = Future()

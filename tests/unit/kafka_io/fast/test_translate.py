@@ -87,6 +87,22 @@ def test_an_unreachable_cluster_names_the_addresses():
     assert made.retriable
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("COORDINATOR_LOAD_IN_PROGRESS", "no coordinator"),
+        ("COORDINATOR_NOT_AVAILABLE", "no coordinator"),
+        ("NOT_COORDINATOR", "no coordinator"),
+        ("_DESTROY_BROKER", "does not list a broker"),
+    ],
+)
+def test_the_change_of_a_broker_is_reported_as_that(name, why):
+    code = getattr(KafkaError, name, None) or CODES[name]
+    made = translated(KafkaException(KafkaError(code)), Access.WRITE)
+    assert why in str(made)
+    assert made.retriable
+
+
 def test_an_unconfirmed_record_does_not_mean_that_no_broker_answers():
     """The topic may be deleted, or a partition may have no leader."""
     made = translated(KafkaException(KafkaError(CODES["_MSG_TIMED_OUT"])))
