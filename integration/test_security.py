@@ -7,10 +7,14 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from domain import opened
+from domain import Recorder, opened
 from forwarding import Forwarder
 from kafka import KafkaProducer
-from kafka.admin import ScramMechanism, UserScramCredentialUpsertion
+from kafka.admin import (
+    ScramMechanism,
+    UserScramCredentialDeletion,
+    UserScramCredentialUpsertion,
+)
 from tls import (
     STORE_PASSWORD,
     client_certificate,
@@ -76,6 +80,7 @@ def listeners(tmp_path_factory):
     other_store, other_certificate = keystore(home / "wrong", "dns:elsewhere.test")
     own_store, own_certificate = keystore(home / "client", "dns:client")
     plain, sasl, tls, other, mutual, controller = free_ports(6)
+    scram, scram_moving = free_ports(2)
     changing = changing_listeners(home)
     users = " ".join(f'user_{name}="{word}"' for name, word in PASSWORDS.items())
     module = "org.apache.kafka.common.security.plain.PlainLoginModule required"
@@ -88,13 +93,16 @@ def listeners(tmp_path_factory):
         f"SSL://127.0.0.1:{tls}", f"SSL://localhost:{tls}"
     ).replace("OTHER://127.0.0.1", "OTHER://localhost")
     properties = {
-        "listeners": f"{addresses},{changing.listeners},"
+        "listeners": f"{addresses},{changing.listeners},LOGIN://127.0.0.1:{scram},"
         f"CONTROLLER://127.0.0.1:{controller}",
-        "advertised.listeners": f"{advertised},{changing.advertised}",
+        "advertised.listeners": f"{advertised},{changing.advertised},"
+        f"LOGIN://127.0.0.1:{scram_moving}",
         "controller.quorum.voters": f"1@127.0.0.1:{controller}",
         "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,"
         "SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL,OTHER:SSL,MUTUAL:SSL,BEFORE:SSL,"
-        "AFTER:SSL",
+        "AFTER:SSL,LOGIN:SASL_PLAINTEXT",
+        "listener.name.login.sasl.enabled.mechanisms": "SCRAM-SHA-256",
+        "listener.name.login.scram-sha-256.sasl.jaas.config": SCRAM,
         "sasl.enabled.mechanisms": ",".join(MECHANISMS),
         "listener.name.sasl_plaintext.plain.sasl.jaas.config": f"{module} {users};",
         **{
@@ -129,6 +137,8 @@ def listeners(tmp_path_factory):
             own_certificate=own_certificate,
             own_key=private_key(own_store, home / "own.key"),
             changing=changing,
+            scram=scram,
+            scram_moving=scram_moving,
         )
 
 
@@ -213,6 +223,79 @@ def test_a_client_consumes_over_mutual_tls(guarded, unique, transport):
         guarded, guarded.mutual, options, group=unique("mutual"), transport=transport
     )
     assert found == [*range(5)]
+
+
+def test_a_login_that_is_refused_for_a_while_ends_no_consumer(
+    listeners, unique, transport
+):
+    """A user is removed, all connections break, and the user is there again."""
+    mechanism = ScramMechanism.SCRAM_SHA_256
+    user, password = unique("user"), "for-a-while"
+    group = unique("refused")
+    recorder = Recorder()
+    with (
+        opened(listeners.broker, unique, transport=transport, h_ms=20_000) as domain,
+        Forwarder(listeners.scram_moving) as forwarder,
+    ):
+        topic = domain.data_topic(2, records_each=3)
+        for name in (domain.topic, topic):
+            for operation in ("READ", "WRITE"):
+                domain.grant(user, operation, kind="topic", name=name)
+        domain.grant(user, "READ", kind="group", name=group)
+        present = [UserScramCredentialUpsertion(user, mechanism, password)]
+        domain.kafka.alter_user_scram_credentials(present)
+        forwarder.target = listeners.scram
+        servers = f"127.0.0.1:{listeners.scram_moving}"
+        options = login(user, password, mechanism="SCRAM-SHA-256")
+        eventually(lambda: logs_in(servers, options), "the user is known")
+        with Marshal(
+            servers,
+            group_id=group,
+            client_id="w1",
+            coordination_topic=domain.topic,
+            options=options,
+            transport=transport,
+            state_dir="",
+            observer=recorder,
+        ) as marshal:
+            consumer = marshal.consumer(topic)
+            found = poll_all(consumer, 6)
+            gone = [UserScramCredentialDeletion(user, mechanism)]
+            domain.kafka.alter_user_scram_credentials(gone)
+            eventually(lambda: not logs_in(servers, options), "the user is gone")
+            forwarder.redirect(listeners.scram)
+
+            def is_refused() -> bool:
+                assert consumer.poll(timeout_ms=100) == {}
+                refusals = [
+                    event
+                    for event in recorder.events
+                    if "refused the login" in str(event.fields.get("error"))
+                ]
+                # Over librdkafka the reader of data reports it as well.
+                names = {event.name for event in refusals}
+                return "fetch_failed" in names or (transport != "fast" and bool(names))
+
+            eventually(is_refused, "its login is refused")
+            domain.kafka.alter_user_scram_credentials(present)
+            domain.produce(topic, 3)
+            found += poll_all(consumer, 6)
+            consumer.commit()
+            consumer.flush(timeout_ms=WAIT_MS)
+        places = {(record.partition, record.offset) for record in found}
+        assert places == {(n, offset) for n in range(2) for offset in range(6)}
+
+
+def logs_in(servers: str, options: dict[str, str]) -> bool:
+    """Return whether the broker accepts a login."""
+    admin = KafkaTopicAdmin(ConnectionConfig(servers, options=options))
+    try:
+        admin.cluster_id()
+    except CoordinationError:
+        return False
+    finally:
+        admin.close()
+    return True
 
 
 def test_a_renewed_certificate_is_used_without_a_restart(

@@ -81,10 +81,16 @@ _LEADERS_S = 0.5
 _UNKNOWN = frozenset({UnknownTopicIdError.errno, InconsistentTopicIdError.errno})
 
 
+# How long one return to the bootstrap addresses may take.
+_RETURN_MS = 10_000
+
+
 class _Manager(KafkaConnectionManager):  # type: ignore[misc] # untyped library
     """Connections of one client; their transports are patched before use.
 
     An attempt at a bootstrap address ends soon, and the next one is at another address.
+    If no broker that it knows can be reached, as after all addresses have changed, it
+    returns to the bootstrap addresses; kafka-python never does.
 
     Attributes:
         changes: Called with each transport once it is connected, before anything is
@@ -143,7 +149,16 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc] # untyped library
             given = {(each.host, each.port) for each in self._addresses()}
             if (node.host, node.port) not in given:
                 address = f"{node.host}:{node.port}"
+            if self._are_all_lost() and not self.closed:
+                self.bootstrap_async(_RETURN_MS)
         self.failed(error, address)
+
+    def _are_all_lost(self) -> bool:
+        """Return whether connections to all known brokers have failed repeatedly."""
+        known = [broker.node_id for broker in self.cluster.brokers()]
+        return all(each in self._backoff for each in known) and not any(
+            each in self._conns and self._conns[each].connected for each in known
+        )
 
     async def _build_transport(self, *args: object, **settings: object) -> Any:
         try:

@@ -86,6 +86,10 @@ _PID_REQUESTED, _PID_ACQUIRED = "Coordinator not up", "Acquired PID"
 # Debug line about a topic's id, the same since release 2.6, also for the first id. A
 # reader accepts no records of a topic without such a line.
 _TOPIC_ID = re.compile(r"Topic (\S+) changed id from \S* to ([A-Za-z0-9+/]{22})\b")
+# Debug line about an answer with metadata, in the same context.
+_BROKERS_LISTED = re.compile(r": (\d+) brokers, \d+ topics")
+# A broker that lists none shuts down: how long a new client waits before it asks again.
+NO_BROKERS_S = 1.0
 # The debug context that has that line, and the fewest others: one for each partition of
 # a topic and metadata request. Each line takes the interpreter lock, and a poll lasts
 # until all lines are handled.
@@ -216,14 +220,21 @@ class Client:
     has_other_topic: bool = False
     files: TlsFiles | None = None
     _failed_s: float | None = None  # local time of the last error
+    # Local time of the answer that listed no broker, None if the last one listed some.
+    _unlisted_s: float | None = None
 
     @property
     def is_outdated(self) -> bool:
-        """Whether connections fail, and a new client would load renewed files of TLS.
+        """Whether connections fail, and those of a new client would probably not.
 
-        librdkafka loads the files once. Open connections outlive their certificates; a
-        renewed certificate that brokers do not accept must not end them.
+        After an answer that lists no broker, as of one that shuts down, librdkafka
+        connects to none any more, also none of the bootstrap addresses. (Only a client
+        with ``TOPIC_IDS`` notices.) It loads files of TLS once. Open connections
+        outlive their certificates; a renewed certificate that brokers do not accept
+        must not end them.
         """
+        if self._unlisted_s is not None:
+            return time.monotonic() - self._unlisted_s >= NO_BROKERS_S
         if self._failed_s is None or self.files is None:
             return False
         is_failing = time.monotonic() - self._failed_s < FAILING_S
@@ -239,6 +250,10 @@ class Client:
         """Handle the answer of a broker: earlier errors of connections are over."""
         self.last = None
         self.has_answered = True
+
+    def on_brokers(self, count: int) -> None:
+        """Handle an answer with metadata, which lists some brokers."""
+        self._unlisted_s = None if count else time.monotonic()
 
     def on_error(self, error: Any) -> None:
         """Handle an error reported while the client is polled."""
@@ -312,6 +327,9 @@ class _Log:
                 self._client.requests_pid.set()
             if _PID_ACQUIRED in line:
                 self._client.has_pid.set()
+        listed = _BROKERS_LISTED.search(line)
+        if listed is not None:
+            self._client.on_brokers(int(listed[1]))
         closed = None if self._has_tls else _CLOSED_AT_ONCE.search(line)
         if closed is not None and not self._client.has_answered:
             guess = f"{closed[0]}: {GUESS_ONLY_TLS}"

@@ -89,6 +89,8 @@ SIZED_EACH = 64
 # The broker responds to the query only after the fetch under way.
 _RANGE_TIMEOUT_S = 0.5 + FETCH_WAIT_MS / 1000
 _UNKNOWN = -1
+# How long further refusals of the login are not raised: there are several a second.
+_REFUSED_QUIET_MS = 10_000
 # Errors for a topic or partition that no longer exists.
 _GONE = (
     KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - its public name
@@ -259,6 +261,9 @@ class FastDataReader(DataReader):
         self._paused_in_client: set[TopicPartition] = set()
         # Partitions to seek in librdkafka.
         self._to_seek: set[TopicPartition] = set()
+        # Whether a broker has answered a fetch, so that it once accepted the login.
+        self._has_read = False
+        self._is_refusal_known = Deadline(0)
         # Partitions whose position librdkafka refused once.
         self._refused: set[TopicPartition] = set()
         # Messages that arrived while their partition was paused.
@@ -575,6 +580,7 @@ class FastDataReader(DataReader):
         ends: dict[TopicPartition, int] = {}
         if self._errors or any(map(Message.error, messages)):
             messages = self._without_errors(messages, ends)
+        self._has_read = self._has_read or bool(messages or ends)
         for topic, number, run in self._runs(messages):
             partition = TopicPartition(topic, number)
             place = self._positions.next.get(partition)
@@ -648,10 +654,21 @@ class FastDataReader(DataReader):
         return sound
 
     def _raise_error(self) -> None:
-        """Raise a permanent refusal or a recorded error, if there is one."""
+        """Raise a refused login or a recorded error, if there is one.
+
+        A login that was accepted before may be accepted again, for example once the
+        broker can verify passwords again: the error is retriable, as that of an append
+        is. Without rights to the log as well, the claims end with their leases.
+        """
         assert self._client is not None
-        if self._client.refusal is not None:
-            raise self._client.refusal
+        refusal = self._client.refusal
+        if refusal is not None:
+            if not self._has_read:
+                raise refusal
+            self._client.refusal = None  # librdkafka reports each further attempt
+            if self._is_refusal_known.is_over:
+                self._is_refusal_known = Deadline(_REFUSED_QUIET_MS)
+                raise CoordinationError(str(self._translate(refusal))) from refusal
         for partition in list(self._errors):
             error = self._errors.pop(partition)
             if partition is None:

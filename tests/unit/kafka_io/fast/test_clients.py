@@ -256,6 +256,27 @@ def test_topic_ids_are_learned_from_debug_lines():
     assert client.topic_ids["u.v-1"] == b"\xfb\xf0" + bytes(14)
 
 
+def test_a_client_is_outdated_a_second_after_an_answer_without_brokers(monkeypatch):
+    """A broker that shuts down lists none; librdkafka then connects to none again."""
+    now_s = [5.0]
+    monkeypatch.setattr(clients.time, "monotonic", lambda: now_s[0])
+    client = Client()
+    log = clients._Log(client)
+
+    def answered(text):
+        log.log(logging.DEBUG, "%s [%s]: a:1/1: %s", "METADATA", "main", text)
+
+    answered("1 brokers, 1 topics")
+    now_s[0] += 60
+    assert not client.is_outdated
+    answered("0 brokers, 1 topics")
+    assert not client.is_outdated
+    now_s[0] += clients.NO_BROKERS_S
+    assert client.is_outdated
+    answered("3 brokers, 0 topics")
+    assert not client.is_outdated
+
+
 def test_throttling_of_responses_is_recorded(monkeypatch):
     monkeypatch.setattr(clients, "throttling", noted := Throttling())
     clients._note_delay(ThrottleEvent("a:1/1", 1, 2.5))

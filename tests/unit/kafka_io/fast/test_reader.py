@@ -578,14 +578,39 @@ def test_a_group_error_is_ignored_and_a_transport_error_raises(reader, handle):
     assert fails(reader, CoordinationError).retriable
 
 
-def test_a_refused_login_is_raised_after_all_messages(reader, handle, monkeypatch):
+@pytest.fixture
+def refused(handle, monkeypatch):
+    """The client of a reader whose login a broker has refused."""
     refusal = KafkaException(KafkaError(KafkaError._AUTHENTICATION, "no"))
-    monkeypatch.setattr(
-        module, "new_consumer", lambda *_: Client(handle=handle, refusal=refusal)
-    )
+    client = Client(handle=handle, refusal=refusal)
+    monkeypatch.setattr(module, "new_consumer", lambda *_: client)
+    return client
+
+
+def test_a_login_that_was_never_accepted_is_raised_for_good(reader, refused):
+    for _ in range(2):
+        fails(reader, LogUnreadable)
+    assert refused.refusal is not None
+
+
+def test_a_login_that_is_refused_after_records_is_retriable(reader, handle, refused):
     handle.made(*of(A, 0))
     assert polled(reader) == {A: [0]}
-    fails(reader, LogUnreadable)
+    raised = fails(reader, CoordinationError)
+    assert raised.retriable
+    assert "refused the login" in str(raised)
+    handle.made(*of(A, 1))
+    assert polled(reader) == {A: [1]}
+
+
+def test_a_login_that_is_refused_at_the_end_of_a_log_is_retriable(
+    reader, handle, refused
+):
+    refusal = refused.refusal
+    handle.made(error(A, KafkaError(KafkaError._PARTITION_EOF), offset=0))
+    assert fails(reader, CoordinationError).retriable
+    refused.refusal = refusal  # a second later: not reported again
+    assert polled(reader) == {}
 
 
 def test_ends_returns_the_known_ends_of_assigned_partitions(reader, handle):
