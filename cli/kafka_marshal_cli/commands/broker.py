@@ -141,7 +141,7 @@ def serve(
     note = fetch_note()
     if note is not None:
         notify(note)
-    notify("starting Apache Kafka")
+    notify("Starting Apache Kafka")
     with EmbeddedBroker(port=port, data_dir=data_dir) as broker:
         prepare(broker.bootstrap_servers)
         signals.is_serving = True

@@ -28,7 +28,7 @@ def test_a_download_and_a_start_of_kafka_are_announced(monkeypatch, tmp_path, ca
         serve(Signals(), port=0, data_dir=None, prepare=print)
     fetching, starting = capsys.readouterr().err.splitlines()
     assert fetching.startswith("Fetching Apache Kafka")
-    assert starting == "starting Apache Kafka"
+    assert starting == "Starting Apache Kafka"
 
 
 def test_the_signal_handler_uses_no_lock():
