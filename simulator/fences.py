@@ -1,11 +1,12 @@
 """Admins that fence processes of clients, at once, late or twice (PROTOCOL 4.13)."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.records import ClaimingPartition, FencingClient
+from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Owner
 from simulator.base import GROUP, BaseWorld
 from simulator.checkers import Folded
@@ -17,6 +18,16 @@ from simulator.world import World
 
 DIES, IS_LATE, TWICE = 0.25, 0.25, 0.15
 LIVE, HUNG, GONE, FENCED = "live", "hung", "gone", "fenced"
+
+
+def owners_in(worlds: Iterable[WorldState]) -> set[Owner]:
+    """Return the owners of the group's keys by the log, running or not."""
+    return {
+        each.owner
+        for world in worlds
+        for key, each in world.keys.items()
+        if key.group_id == GROUP and each.owner is not None
+    }
 
 
 class FencingAdmin:
@@ -159,13 +170,7 @@ class Fences:
             if app.node.owner not in fenced:
                 is_hung = app.wakes_ms > world.now_ms
                 found[HUNG if is_hung else LIVE].append(app.node.owner)
-        known = {
-            each.owner
-            for state in world.watcher.worlds
-            for key, each in state.keys.items()
-            if key.group_id == GROUP and each.owner is not None
-        }
-        gone = known.difference(*found.values())
+        gone = owners_in(world.watcher.worlds).difference(*found.values())
         # Senders that other faults invented are not processes.
         found[GONE] = sorted(each for each in gone if each.incarnation in world.names)
         return found

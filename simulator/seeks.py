@@ -19,13 +19,38 @@ from simulator.world import World
 
 @attrs.frozen
 class Sought:
-    """A seek whose rewind the log has not confirmed yet."""
+    """A seek that its process does not know to be done yet."""
 
-    app: App
+    process: object
     key: Key
     holding: Holding
     token: Token
     offset: int
+
+
+class OpenSeeks:
+    """The seeks that have not ended, at most one of each holding."""
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self._open: list[Sought] = []
+
+    def add(self, sought: Sought) -> None:
+        """Add a seek; it replaces an earlier one of its holding."""
+        holding = sought.holding
+        self._open = [each for each in self._open if each.holding is not holding]
+        self._open.append(sought)
+
+    def take_ended(self, process: object) -> list[Sought]:
+        """Remove and return the seeks of a process that are done, or lost the claim."""
+        ended = [
+            each
+            for each in self._open
+            if each.process is process
+            and (each.holding.claim.ending is not None or each.holding.rewind is None)
+        ]
+        self._open = [each for each in self._open if each not in ended]
+        return ended
 
 
 class Seeks:
@@ -40,7 +65,7 @@ class Seeks:
         """Start without any."""
         self._world = world
         self._fleet = fleet
-        self._open: list[Sought] = []
+        self._open = OpenSeeks()
         # Processes that have sought in a key and handed out no record of it since.
         self._last: dict[Key, Owner] = {}
         self.sought: set[bytes] = set()
@@ -132,24 +157,21 @@ class Seeks:
         app.hand = [
             each for each in app.hand if (each[0].topic, each[0].partition) != place
         ]
-        self._open = [each for each in self._open if each.holding is not holding]
-        self._open.append(Sought(app, key, holding, token, offset))
+        self._open.add(Sought(app, key, holding, token, offset))
         self._last[key] = app.node.owner
 
     def _after_step(self, app: App) -> None:
         """Find the seeks of a process that were confirmed in its last step."""
-        for each in [each for each in self._open if each.app is app]:
-            claim = each.holding.claim
-            if claim.ending is not None:
-                self._open.remove(each)
-                if claim.ending.reason == SEEK_UNCONFIRMED:
-                    self._world.coverage.note("seek_ended_claim")
-            elif each.holding.rewind is None:
-                self._open.remove(each)
-                self._world.coverage.note("seek_confirmed")
+        note = self._world.coverage.note
+        for each in self._open.take_ended(app):
+            ending = each.holding.claim.ending
+            if ending is None:
+                note("seek_confirmed")
                 self._world.on_sought(
                     app.name, each.key, token=each.token, offset=each.offset
                 )
+            elif ending.reason == SEEK_UNCONFIRMED:
+                note("seek_ended_claim")
 
 
 def draw_offset(rng: random.Random, position: int, *, end: int) -> int:

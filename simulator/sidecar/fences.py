@@ -7,7 +7,7 @@ import random
 
 from kafka_marshal.protocol.types import Owner
 from simulator.base import GROUP
-from simulator.fences import FencingAdmin
+from simulator.fences import FencingAdmin, owners_in
 from simulator.node import Node
 from simulator.sidecar.host import SEED_BITS
 from simulator.sidecar.world import HostedWorld
@@ -65,10 +65,5 @@ class HostedFences:
 
     def _gone(self, present: list[Owner]) -> list[Owner]:
         """Return the owners in the log that do not run any more."""
-        known = {
-            each.owner
-            for state in self._world.watcher.worlds
-            for key, each in state.keys.items()
-            if key.group_id == GROUP and each.owner is not None
-        }
+        known = owners_in(self._world.watcher.worlds)
         return sorted(known.difference(present, self._admin.fenced))

@@ -2,29 +2,15 @@
 
 import random
 
-import attrs
-
 from kafka_marshal.config import Delivery
-from kafka_marshal.engine.holding import Holding
 from kafka_marshal.engine.session import SEEK_UNCONFIRMED
 from kafka_marshal.errors import InvalidTransition, MarshalError
-from kafka_marshal.protocol.types import Key, Token
+from kafka_marshal.protocol.types import Key
 from simulator.base import GROUP, TOPIC
 from simulator.checkers import Violation
-from simulator.seeks import draw_offset
+from simulator.seeks import OpenSeeks, Sought, draw_offset
 from simulator.sidecar.host import SEED_BITS
 from simulator.sidecar.world import HostedWorld, Process
-
-
-@attrs.frozen
-class Sought:
-    """A seek that the process does not know to be done yet."""
-
-    process: Process
-    key: Key
-    holding: Holding
-    token: Token
-    offset: int
 
 
 class HostedSeeks:
@@ -33,7 +19,7 @@ class HostedSeeks:
     def __init__(self, world: HostedWorld) -> None:
         """Start without any."""
         self._world = world
-        self._open: list[Sought] = []
+        self._open = OpenSeeks()
         world.on_driven = self._on_driven
 
     def strike(self) -> None:
@@ -93,21 +79,17 @@ class HostedSeeks:
         process.hand = [
             each for each in process.hand if (each.topic, each.partition) != place
         ]
-        self._open = [each for each in self._open if each.holding is not holding]
-        self._open.append(Sought(process, key, holding, token, offset))
+        self._open.add(Sought(process, key, holding, token, offset))
 
     def _on_driven(self, process: Process) -> None:
         """Find the seeks of a process that were confirmed in its last step."""
         world = self._world
-        for each in [each for each in self._open if each.process is process]:
-            claim = each.holding.claim
-            if claim.ending is not None:
-                self._open.remove(each)
-                if claim.ending.reason == SEEK_UNCONFIRMED:
-                    world.count("seek_ended_claim")
-            elif each.holding.rewind is None:
-                self._open.remove(each)
+        for each in self._open.take_ended(process):
+            ending = each.holding.claim.ending
+            if ending is None:
                 world.count("seek_confirmed")
                 world.hand_outs.sought(each.key, each.token, offset=each.offset)
                 world.watcher.skips.sought(each.key, each.token, offset=each.offset)
                 world.trace(f"{process.name} has sought to {each.offset} in {each.key}")
+            elif ending.reason == SEEK_UNCONFIRMED:
+                world.count("seek_ended_claim")
